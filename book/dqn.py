@@ -1,0 +1,335 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # DQN
+
+# %%
+#| export
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlbook.agent import Agent, Transition, UpdateResult
+from rlbook.envs import derive_seed
+from rlbook.replay import (
+    Batch,
+    NStepAccumulator,
+    ReplayBuffer,
+    make_rows,
+    to_batch,
+    transition_dtype,
+)
+from rlbook.run import RunResult, train
+from rlbook.settings import Config, setting
+
+# %% [markdown]
+# ## The Q-network
+
+# %%
+#| export
+def mlp(sizes: tuple[int, ...]) -> nn.Sequential:
+    """Linear layers of the given sizes with ReLU between them."""
+    layers: list[nn.Module] = []
+    for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True):
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+# %%
+#| export
+class QNetwork(nn.Module):
+    """From an observation to the value of each action."""
+
+    def __init__(
+        self,
+        inputs: int,
+        actions: int,
+        hidden: tuple[int, ...],
+        observation_scale: tuple[float, ...] = (),
+    ) -> None:
+        super().__init__()
+        self.layers = mlp((inputs, *hidden, actions))
+        scale = torch.tensor(observation_scale) if observation_scale else None
+        self.register_buffer("scale", scale, persistent=False)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Map observations (batch, inputs) to values (batch, actions)."""
+        return self.layers(obs if self.scale is None else obs * self.scale)
+
+
+# %% [markdown]
+# ## The loss
+
+# %%
+#| export
+def dqn_target(
+    reward: Tensor,
+    discount: Tensor,
+    terminated: Tensor,
+    next_q_target: Tensor,
+    next_q_online: Tensor | None = None,
+) -> Tensor:
+    """Return reward plus discounted value of the successor, which a terminated step does not have."""
+    if next_q_online is None:
+        next_value = next_q_target.amax(dim=1)
+    else:  # Double: the online network chooses, the target network values
+        choice = next_q_online.argmax(dim=1, keepdim=True)
+        next_value = next_q_target.gather(1, choice).squeeze(1)
+    return reward + discount * ~terminated * next_value
+
+
+# %%
+#| export
+def check_shapes(batch_size: int, **vectors: Tensor) -> None:
+    """Raise unless each tensor is (batch,): (batch, 1) would broadcast into a wrong loss."""
+    for name, vector in vectors.items():
+        if vector.shape != (batch_size,):
+            raise ValueError(f"{name} must have the shape ({batch_size},), not {tuple(vector.shape)}.")
+
+
+def dqn_loss(
+    q: Tensor,  # (batch, actions), with gradient
+    action: Tensor,  # (batch,)
+    reward: Tensor,  # (batch,)
+    discount: Tensor,  # (batch,)
+    terminated: Tensor,  # (batch,)
+    next_q_target: Tensor,  # (batch, actions)
+    next_q_online: Tensor | None = None,  # (batch, actions) for Double DQN
+    huber: bool = False,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the mean squared (or Huber) TD error and named metrics."""
+    vectors = {"action": action, "reward": reward, "discount": discount, "terminated": terminated}
+    check_shapes(len(q), **vectors)
+    with torch.no_grad():
+        target = dqn_target(reward, discount, terminated, next_q_target, next_q_online)
+    chosen = q.gather(1, action.unsqueeze(1)).squeeze(1)  # (batch,)
+    loss = nn.functional.huber_loss(chosen, target) if huber else (chosen - target).square().mean()
+    with torch.no_grad():
+        metrics = {
+            "loss": loss.detach(),
+            "q_mean": chosen.mean(),
+            "target_mean": target.mean(),
+            "td_error_abs": (chosen - target).abs().mean(),
+        }
+    return loss, metrics
+
+
+# %% [markdown]
+# ## The target network
+
+# %%
+#| export
+@torch.no_grad()
+def polyak_update(target: nn.Module, online: nn.Module, tau: float) -> None:
+    """Move the target network the fraction `tau` of the way to the online one; 1 copies it."""
+    for slow, fast in zip(target.parameters(), online.parameters(), strict=True):
+        slow.lerp_(fast, tau)
+
+
+# %% [markdown]
+# ## Exploring
+
+# %%
+#| export
+def linear_epsilon(step: int, decay_steps: int, floor: float) -> float:
+    """Fall linearly from 1 to `floor` over `decay_steps`, then stay there."""
+    return max(floor, 1 - (1 - floor) * step / decay_steps)
+
+
+# %% [markdown]
+# ## The learning rate
+
+# %%
+#| export
+def decayed(initial: float, progress: float, decay_from: float) -> float:
+    """Keep `initial` until the fraction `decay_from` of the run, then fall linearly to 0 at its end."""
+    if progress <= decay_from:
+        return initial
+    return initial * max(0.0, (1 - progress) / (1 - decay_from))
+
+
+# %% [markdown]
+# ## Settings
+
+# %%
+#| export
+@dataclass(kw_only=True)
+class DQNConfig(Config):
+    """The settings of DQN."""
+
+    hidden: tuple[int, ...] = setting((64, 64), "Units of each hidden layer.", low=1)
+    observation_scale: tuple[float, ...] = setting((), "Factors of the observation's entries.")
+    lr: float = setting(1e-3, "Learning rate of Adam.", above=0)
+    lr_decay_from: float = setting(1.0, "Fraction of the run after which lr falls to 0.", low=0, high=1)
+    batch_size: int = setting(64, "Transitions of one update.", low=1)
+    buffer_size: int = setting(50_000, "Transitions that the replay buffer holds.", low=1)
+    warmup_steps: int = setting(1_000, "Environment steps before the first update.", low=0)
+    update_every: int = setting(4, "Environment steps between rounds of updates.", low=1)
+    updates_per_round: int = setting(1, "Updates of one round.", low=1)
+    gamma: float = setting(0.99, "Discount of a reward one step later.", low=0, high=1)
+    n_step: int = setting(1, "Rewards summed before the target bootstraps.", low=1)
+    double: bool = setting(True, "Whether the online network chooses the next action.")
+    huber: bool = setting(False, "Huber loss instead of squared error.")
+    tau: float = setting(1.0, "Fraction that a target update moves; 1 copies.", above=0, high=1)
+    target_every: int = setting(500, "Updates between target updates.", low=1)
+    epsilon_floor: float = setting(0.05, "Lowest probability of a random action.", low=0, high=1)
+    epsilon_steps: int = setting(10_000, "Environment steps in which it falls from 1.", low=1)
+    max_grad_norm: float | None = setting(None, "Clip the gradient to this norm.", above=0)
+
+    def check(self) -> None:
+        """Raise where settings contradict each other."""
+        if self.batch_size > self.buffer_size:
+            raise ValueError(
+                f"Setting 'batch_size' ({self.batch_size}) must not exceed 'buffer_size' "
+                f"({self.buffer_size})."
+            )
+
+
+# %% [markdown]
+# ## The agent
+
+# %%
+#| export
+class DQN(Agent):
+    """A Q-network that learns from replay, and acts greedily but for a little chance."""
+
+    name: ClassVar[str] = "dqn"
+    config_class: ClassVar[type[Config]] = DQNConfig
+    config: DQNConfig
+    action_space: gym.spaces.Discrete
+
+    def build(self) -> None:
+        """Make networks, optimiser and buffer."""
+        config = self.config
+        self.online, self.target = self.make_network(), self.make_network()
+        self.target.load_state_dict(self.online.state_dict())
+        self.optimizer = torch.optim.Adam(self.online.parameters(), lr=config.lr, fused=True)
+        dtype = transition_dtype(self.observation_space, self.action_space)
+        seed = derive_seed(config.seed, "replay")
+        self.replay = ReplayBuffer(config.buffer_size, dtype, seed)
+        self.n_step = NStepAccumulator(config.n_step, config.gamma, config.num_envs, dtype)
+
+    def make_network(self) -> QNetwork:
+        """Make a Q-network of the right size."""
+        inputs, scale = int(np.prod(self.observation_space.shape or ())), self.config.observation_scale
+        if scale and len(scale) != inputs:
+            raise ValueError(f"Setting 'observation_scale' needs {inputs} factors, not {len(scale)}.")
+        actions = int(self.action_space.n)
+        return QNetwork(inputs, actions, self.config.hidden, scale).to(self.device)
+
+    @torch.inference_mode()
+    def q_values(self, obs: np.ndarray) -> np.ndarray:
+        """Return the values (batch, actions) of observations (batch, inputs)."""
+        tensor = torch.as_tensor(obs, dtype=torch.float32, device=self.device)
+        return self.online(tensor).cpu().numpy()
+
+    def act(
+        self, obs: np.ndarray, state: Any, episode_start: np.ndarray, explore: bool
+    ) -> tuple[np.ndarray, Any]:
+        """Take the best action, or with probability epsilon any."""
+        actions = self.q_values(obs).argmax(axis=1)
+        if explore:
+            epsilon = self.epsilon()
+            chance = self.generator.random(len(actions)) < epsilon
+            randoms = self.generator.integers(self.action_space.n, size=len(actions))
+            actions = np.where(chance, randoms, actions)
+        return actions + self.action_space.start, state
+
+    def epsilon(self) -> float:
+        """Return the probability of a random action now."""
+        config = self.config
+        return linear_epsilon(self.global_step, config.epsilon_steps, config.epsilon_floor)
+
+    def observe(self, transition: Transition) -> None:
+        """Store the n-step transitions that this step completes."""
+        rows = make_rows(
+            self.replay.rows.dtype,
+            obs=transition.obs,
+            action=transition.action - self.action_space.start,
+            reward=transition.reward,
+            next_obs=transition.next_obs,
+            terminated=transition.terminated,
+            discount=self.config.gamma,
+        )
+        self.replay.add(self.n_step.add(rows, transition.truncated))
+
+    def updates_due(self) -> int:
+        """Count the rounds that the last step completed, once the warm-up is over."""
+        config = self.config
+        if self.global_step <= config.warmup_steps or len(self.replay) < config.batch_size:
+            return 0
+        before = (self.global_step - config.num_envs) // config.update_every
+        return (self.global_step // config.update_every - before) * config.updates_per_round
+
+    def sample(self) -> Batch:
+        """Draw a batch from the replay buffer."""
+        return to_batch(self.replay.sample(self.config.batch_size), self.device)
+
+    def update(self, batch: Batch) -> UpdateResult:
+        """Make one gradient step on the TD error of a batch, then move the target if it is time."""
+        config = self.config
+        with torch.no_grad():
+            next_q_target = self.target(batch.next_obs)
+            next_q_online = self.online(batch.next_obs) if config.double else None
+        loss, metrics = dqn_loss(
+            self.online(batch.obs),
+            batch.action,
+            batch.reward,
+            batch.discount,
+            batch.terminated,
+            next_q_target,
+            next_q_online,
+            config.huber,
+        )
+        self.optimizer.zero_grad()
+        loss.backward()
+        if config.max_grad_norm:
+            nn.utils.clip_grad_norm_(self.online.parameters(), config.max_grad_norm)
+        progress = self.global_step / config.total_steps
+        for group in self.optimizer.param_groups:
+            group["lr"] = decayed(config.lr, progress, config.lr_decay_from)
+        self.optimizer.step()
+        if (self.updates + 1) % config.target_every == 0:
+            polyak_update(self.target, self.online, config.tau)
+        values = {name: float(value) for name, value in metrics.items()}
+        return UpdateResult(values["loss"], values)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return networks, optimiser, buffer, waiting steps, counters and generators."""
+        return {
+            **super().state_dict(),
+            "online": self.online.state_dict(),
+            "target": self.target.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "n_step": self.n_step.state_dict(),
+            "replay": self.replay.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+        super().load_state_dict(state)
+        for part in ("online", "target", "optimizer", "n_step", "replay"):
+            if part in state:
+                getattr(self, part).load_state_dict(state[part])
+
+
+# %%
+#| export
+def train_dqn(config: DQNConfig, progress: bool = True) -> RunResult:
+    """Train DQN with these settings."""
+    return train(DQN(config=config), progress)

@@ -1,0 +1,542 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # The run
+
+# %%
+#| export
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from rlbook.agent import Agent, Transition, find_algorithm, torch_threads
+from rlbook.checkpoint import CheckpointDirectory
+from rlbook.envs import Evaluation, derive_seed, evaluate, make_env, make_vector_env, true_next_obs
+from rlbook.settings import Config, make_config, read_settings, write_settings
+
+# %% [markdown]
+# ## The run directory
+
+# %%
+#| export
+class RunDirectory:
+    """The files of one run: `config.yaml`, `metrics.jsonl` and `checkpoints/`."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.config_path = self.path / "config.yaml"
+        self.metrics_path = self.path / "metrics.jsonl"
+        self.checkpoints = CheckpointDirectory(self.path / "checkpoints")
+        self.writer: Any = None  # of TensorBoard, made when it is first needed
+
+    @classmethod
+    def create(cls, path: str, agent: Agent) -> "RunDirectory":
+        """Make the directory of a new run; one that holds a run already is left alone."""
+        directory = cls(path)
+        if directory.config_path.exists() or directory.metrics_path.exists():
+            raise ValueError(
+                f"{path} already holds a run: go on with `rlbook resume {path}` or choose another."
+            )
+        try:
+            directory.path.mkdir(parents=True, exist_ok=True)
+            write_settings(directory.config_path, agent.name, agent.config)
+        except OSError as error:
+            raise ValueError(f"Could not make {path}: {error.strerror}.") from error
+        return directory
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> "RunDirectory":
+        """Open the directory of a run that exists."""
+        directory = cls(path)
+        if not directory.config_path.is_file():
+            raise ValueError(f"{path} is not a run directory: it has no config.yaml.")
+        return directory
+
+    def append(self, line: dict[str, float], tensorboard: bool = False) -> None:
+        """Add one line to the metrics, and to TensorBoard's files if asked."""
+        with open(self.metrics_path, "a") as file:
+            file.write(json.dumps(line) + "\n")
+        if tensorboard:
+            self.append_tensorboard(line)
+
+    def append_tensorboard(self, line: dict[str, float]) -> None:
+        """Add one line to TensorBoard's scalars."""
+        if self.writer is None:
+            self.writer = tensorboard_writer(self.path / "tensorboard", int(line["global_step"]))
+        for name, value in line.items():
+            self.writer.add_scalar(name, value, int(line["global_step"]))
+        self.writer.flush()
+
+    def read_metrics(self) -> list[dict[str, float]]:
+        """Read all lines of the metrics."""
+        return [json.loads(line) for line in self.metrics_path.read_text().splitlines()]
+
+    def metrics_size(self) -> int:
+        """Put the metrics safely on the disk and return their size in bytes."""
+        with open(self.metrics_path, "ab") as file:
+            os.fsync(file.fileno())
+            return file.tell()
+
+    def truncate_metrics(self, size: int) -> None:
+        """Drop what was written after a checkpoint: the resumed run writes it again."""
+        with open(self.metrics_path, "ab") as file:
+            file.truncate(size)
+
+
+# %%
+#| export
+def tensorboard_writer(path: Path, step: int) -> Any:
+    """Open TensorBoard's files, dropping from them what a resumed run writes again."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ValueError(
+            "TensorBoard is not installed: `pip install 'rlbook[tensorboard]'`, or leave the setting out."
+        ) from error
+    return SummaryWriter(str(path), purge_step=step)
+
+
+# %% [markdown]
+# ## Collecting
+
+# %%
+#| export
+class Collector:
+    """Steps an agent through its environments, and can find its way back to any step."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        config = agent.config
+        self.envs = make_vector_env(config.env_id, config.num_envs, config.env_kwargs)
+        self.recent: deque[float] = deque(maxlen=20)  # returns of the last finished episodes
+        self.reset(agent.global_step)
+
+    def reset(self, step: int) -> None:
+        """Start new episodes in all environments, seeded by the run's seed and the step."""
+        count = self.envs.num_envs
+        seeds = [derive_seed(self.agent.config.seed, "envs", step, i) for i in range(count)]
+        self.obs, _ = self.envs.reset(seed=seeds)
+        self.origin = step
+        self.actions: list[np.ndarray] = []  # since the reset: they lead back to this moment
+        self.state: Any = None
+        self.episode_start = np.ones(count, dtype=bool)
+        self.returns = np.zeros(count)
+
+    def step(self) -> None:
+        """Take one step in each environment and show it to the agent."""
+        agent, obs, state = self.agent, self.obs, self.state
+        action, self.state = agent.act(obs, state, self.episode_start, explore=True)
+        self.obs, reward, terminated, truncated, infos = self.envs.step(action)
+        self.actions.append(action)
+        next_obs = true_next_obs(self.obs, infos)
+        check_finite(reward, next_obs, agent.global_step)
+        agent.global_step += self.envs.num_envs
+        ended = terminated | truncated
+        cut = crosses(agent.global_step, self.envs.num_envs, agent.config.checkpoint_every)
+        agent.observe(
+            Transition(
+                obs=obs,
+                action=action,
+                reward=reward,
+                next_obs=next_obs,
+                terminated=terminated,
+                truncated=(truncated | cut) & ~terminated,  # a checkpoint ends the episode
+                episode_start=self.episode_start,
+                state=state,
+            )
+        )
+        self.returns += reward
+        self.recent.extend(self.returns[ended].tolist())
+        self.returns[ended] = 0.0
+        self.episode_start = ended
+        if cut:
+            self.reset(agent.global_step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the way from the last reset to here, and the memory of the agent."""
+        return {
+            "origin": self.origin,
+            "actions": [torch.from_numpy(np.asarray(action)) for action in self.actions],
+            "state": self.state,
+            "recent": list(self.recent),
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Reset as the stored run did and repeat its actions."""
+        self.reset(saved["origin"])
+        for action in saved["actions"]:
+            self.obs, reward, terminated, truncated, _ = self.envs.step(action.numpy())
+            self.actions.append(action.numpy())
+            self.episode_start = terminated | truncated
+            self.returns = np.where(self.episode_start, 0.0, self.returns + reward)
+        self.state = saved["state"]
+        self.recent = deque(saved["recent"], maxlen=self.recent.maxlen)
+
+
+# %%
+#| export
+def crosses(step: int, advance: int, every: int) -> bool:
+    """Say whether the last `advance` steps reached or passed a multiple of `every`."""
+    return every > 0 and step // every > (step - advance) // every
+
+
+def check_finite(reward: np.ndarray, obs: np.ndarray, step: int) -> None:
+    """Raise when the environment returned a number that no agent can learn from."""
+    for what, values in (("reward", reward), ("observation", obs)):
+        if not np.isfinite(values).all():
+            raise ValueError(f"The environment returned a {what} that is not finite at step {step}.")
+
+
+# %% [markdown]
+# ## Averages between lines
+
+# %%
+#| export
+class Averages:
+    """Means of named metrics since they were last taken."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, float] = {}
+        self.count = 0
+
+    def add(self, metrics: dict[str, float]) -> None:
+        """Count one set of metrics."""
+        for name, value in metrics.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+        self.count += 1
+
+    def take(self) -> dict[str, float]:
+        """Return the means and start again."""
+        means = {name: total / self.count for name, total in self.sums.items()}
+        self.sums, self.count = {}, 0
+        return means
+
+
+# %% [markdown]
+# ## Showing progress
+
+# %%
+#| export
+def in_notebook() -> bool:
+    """Say whether a Jupyter kernel runs this code."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return shell is not None and hasattr(shell, "kernel")
+
+
+class Progress:
+    """A bar in a terminal and in a notebook; elsewhere one line per evaluation."""
+
+    def __init__(self, config: Config, label: str, start: int, enabled: bool) -> None:
+        self.label, self.start, self.total = label, start, config.total_steps
+        self.began = self.shown = time.perf_counter()
+        self.notes: dict[str, str] = {}
+        self.notebook = enabled and in_notebook()
+        self.lines = enabled and not self.notebook and not sys.stderr.isatty()
+        self.bar = None
+        if enabled and not self.notebook and not self.lines:
+            self.bar = tqdm(total=self.total, initial=start, desc=label, unit="step")
+        if self.notebook:
+            from IPython.display import display
+
+            self.handle = display({"text/plain": label}, raw=True, display_id=True)
+
+    def step(self, step: int, metrics: dict[str, float] | None) -> None:
+        """Show where the run is, ten times a second at most."""
+        now = time.perf_counter()
+        if now - self.shown < 0.1:
+            return
+        self.shown = now
+        if metrics:
+            self.notes["loss"] = f"{metrics['loss']:.3g}"
+        if self.bar:
+            self.bar.set_postfix(self.notes, refresh=False)
+            self.bar.update(step - self.bar.n)
+        if self.notebook:
+            elapsed, done = now - self.began, step - self.start
+            self.show(
+                tqdm.format_meter(
+                    step,
+                    self.total,
+                    elapsed,
+                    prefix=self.label,
+                    unit="step",
+                    rate=done / elapsed,
+                    postfix=", ".join(f"{name}={note}" for name, note in self.notes.items()),
+                    ncols=100,
+                )
+            )
+
+    def show(self, text: str) -> None:
+        """Replace the line in the notebook."""
+        self.handle.update({"text/plain": text}, raw=True)
+
+    def evaluated(self, step: int, evaluation: Evaluation) -> None:
+        """Note the result of an evaluation."""
+        self.notes["eval"] = f"{evaluation.mean:.1f}"
+        if self.lines:
+            seconds = time.perf_counter() - self.began
+            speed = (step - self.start) / seconds
+            loss = f", loss {self.notes['loss']}" if "loss" in self.notes else ""
+            print(
+                f"{self.label}: step {step:,} of {self.total:,}, evaluation "
+                f"{evaluation.mean:.1f} ± {evaluation.std:.1f}{loss}, {speed:,.0f} steps/s",
+                flush=True,
+            )
+
+    def close(self, step: int) -> None:
+        """Leave one plain line where the bar was."""
+        if self.bar:
+            self.bar.set_postfix(self.notes, refresh=False)
+            self.bar.update(step - self.bar.n)
+            self.bar.close()
+        if self.notebook:
+            seconds = time.perf_counter() - self.began
+            done = step - self.start
+            result = f", evaluation {self.notes['eval']}" if "eval" in self.notes else ""
+            speed = f"{done:,} steps in {seconds:.1f} s ({done / seconds:,.0f} steps/s)"
+            self.show(f"{self.label}: {speed}{result}")
+
+
+# %% [markdown]
+# ## Being stopped
+
+# %%
+#| export
+class Interrupted(KeyboardInterrupt):
+    """A run was stopped by Ctrl-C or SIGTERM after it wrote its checkpoint."""
+
+    def __init__(self, message: str, signal_number: int) -> None:
+        super().__init__(message)
+        self.signal_number = signal_number
+
+
+class RunFailed(RuntimeError):
+    """A run cannot go on, and says why and from where it can be resumed."""
+
+
+@contextmanager
+def catch_signals() -> Iterator[list[int]]:
+    """Collect the first Ctrl-C or SIGTERM in a list; a second one stops at once."""
+    caught: list[int] = []
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        if caught:
+            raise KeyboardInterrupt
+        caught.append(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield caught  # only the main thread may handle signals
+        return
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+# %% [markdown]
+# ## The loop
+
+# %%
+#| export
+@dataclass(frozen=True)
+class RunResult:
+    """What a run leaves: its last metrics, all their lines, its checkpoint and its agent."""
+
+    metrics: dict[str, float]
+    history: list[dict[str, float]]
+    checkpoint: Path | None
+    agent: Agent
+    seconds: float  # of this process
+
+
+# %%
+#| export
+class Run:
+    """The one loop: act, store, update, log, evaluate and checkpoint, each when it is time."""
+
+    def __init__(self, agent: Agent, directory: RunDirectory | None, progress: bool = True) -> None:
+        self.agent, self.config, self.directory = agent, agent.config, directory
+        self.collector = Collector(agent)
+        self.averages = Averages()
+        self.history: list[dict[str, float]] = []
+        self.evaluated: dict[str, float] = {}  # the last evaluation
+        self.saved: Path | None = None  # the last checkpoint
+        episodes = range(self.config.eval_episodes)
+        self.eval_envs = [make_env(self.config.env_id, self.config.env_kwargs) for _ in episodes]
+        self.progress = Progress(self.config, agent.name, agent.global_step, progress)
+
+    def train(self) -> RunResult:
+        """Go on until `total_steps`, or until somebody stops the run."""
+        began, agent, total = time.perf_counter(), self.agent, self.config.total_steps
+        try:
+            with torch_threads(self.config.threads), catch_signals() as caught:
+                while agent.global_step < total and not caught:
+                    self.step()
+                if not caught and self.evaluated.get("global_step") != agent.global_step:
+                    self.evaluate()
+                self.save()
+            if caught:
+                raise Interrupted(f"Stopped at step {agent.global_step:,}. {self.advice()}", *caught)
+        finally:
+            self.close()
+        metrics = {**(self.history[-1] if self.history else {}), **self.evaluated}
+        return RunResult(metrics, self.history, self.saved, agent, time.perf_counter() - began)
+
+    def step(self) -> None:
+        """Take one step of all environments and do what is due after it."""
+        config, agent = self.config, self.agent
+        self.collector.step()
+        try:
+            metrics = agent.train_step()
+        except FloatingPointError as error:
+            where = f"The run stopped at step {agent.global_step:,} because {error}."
+            raise RunFailed(f"{where} A lower learning rate may help. {self.advice()}") from error
+        if metrics:
+            self.averages.add(metrics)
+        if crosses(agent.global_step, config.num_envs, config.log_every):
+            self.log()
+        if crosses(agent.global_step, config.num_envs, config.eval_every):
+            self.evaluate()
+        if crosses(agent.global_step, config.num_envs, config.checkpoint_every):
+            self.save()
+        self.progress.step(agent.global_step, metrics)
+
+    def write(self, line: dict[str, float]) -> None:
+        """Keep one line of metrics."""
+        self.history.append(line)
+        if self.directory:
+            self.directory.append(line, self.config.tensorboard)
+
+    def log(self) -> None:
+        """Write the training metrics since the last line."""
+        line: dict[str, float] = {"global_step": self.agent.global_step, **self.averages.take()}
+        line["updates"] = self.agent.updates
+        if self.collector.recent:
+            line["train_return_mean"] = float(np.mean(self.collector.recent))
+        self.write(line)
+
+    def evaluate(self) -> None:
+        """Play greedy episodes with fresh seeds and write what they scored."""
+        step = self.agent.global_step
+        seed = derive_seed(self.config.seed, "evaluation", step)
+        evaluation = evaluate(self.agent.greedy, self.eval_envs, seed)
+        self.evaluated = {
+            "global_step": step,
+            "eval_return_mean": evaluation.mean,
+            "eval_return_std": evaluation.std,
+            "eval_length_mean": float(evaluation.lengths.mean()),
+        }
+        self.write(self.evaluated)
+        self.progress.evaluated(step, evaluation)
+
+    def save(self) -> None:
+        """Write a checkpoint from which the run goes on exactly."""
+        if self.directory is None:
+            return
+        state = {
+            "collector": self.collector.state_dict(),
+            "averages": vars(self.averages).copy(),
+            "evaluated": self.evaluated,
+            "metrics_size": self.directory.metrics_size(),
+        }
+        content = {**self.agent.checkpoint(), "run": state}
+        self.saved = self.directory.checkpoints.save(self.agent.global_step, content)
+
+    def load(self, path: Path, content: dict[str, Any]) -> None:
+        """Go back to the moment of a checkpoint."""
+        assert self.directory is not None
+        state = content["run"]
+        self.agent.load_state_dict(content["agent"])
+        self.collector.load_state_dict(state["collector"])
+        vars(self.averages).update(state["averages"])
+        self.evaluated, self.saved = state["evaluated"], path
+        self.directory.truncate_metrics(state["metrics_size"])
+        self.history = self.directory.read_metrics()
+        self.progress.start = self.agent.global_step
+
+    def advice(self) -> str:
+        """Say how to go on after the run was stopped."""
+        if self.directory is None:
+            return "Nothing was written, since the run has no run_dir."
+        if self.saved is None:
+            return f"There is no checkpoint yet: `rlbook resume {self.directory.path}` starts again."
+        return f"The last checkpoint is {self.saved}: `rlbook resume {self.directory.path}` goes on."
+
+    def close(self) -> None:
+        """Close bar and environments."""
+        self.progress.close(self.agent.global_step)
+        for env in self.eval_envs:
+            env.close()
+        self.collector.envs.close()
+
+
+# %% [markdown]
+# ## Starting and resuming
+
+# %%
+#| export
+def train(agent: Agent, progress: bool = True) -> RunResult:
+    """Train an agent up to its `total_steps`, in its run directory if it has one."""
+    if agent.config.run_dir and agent.directory is None:
+        agent.directory = RunDirectory.create(agent.config.run_dir, agent)
+    return Run(agent, agent.directory, progress).train()
+
+
+def resume(
+    path: str | os.PathLike[str], total_steps: int | None = None, progress: bool = True
+) -> RunResult:
+    """Go on with a run from its newest sound checkpoint, as if it had never been stopped."""
+    directory = RunDirectory.open(path)
+    settings = read_settings(directory.config_path)
+    agent_class = find_algorithm(str(settings.pop("algo", None)))
+    settings |= {"run_dir": str(path)}
+    if total_steps is not None:
+        settings["total_steps"] = total_steps
+    agent = agent_class(config=make_config(agent_class.config_class, settings))
+    agent.directory = directory
+    newest = directory.checkpoints.newest(agent.config.device)
+    run = Run(agent, directory, progress)
+    if newest:
+        check_resumable(newest[0], newest[1], agent)
+        run.load(*newest)
+    else:
+        directory.truncate_metrics(0)
+    if total_steps is not None:
+        write_settings(directory.config_path, agent.name, agent.config)
+    return run.train()
+
+
+def check_resumable(path: Path, content: dict[str, Any], agent: Agent) -> None:
+    """Raise unless the checkpoint was written by a run of this algorithm."""
+    if content.get("algo") != agent.name:
+        raise ValueError(f"{path} holds a {content.get('algo')} agent, but the run is {agent.name}.")
+    if "run" not in content:
+        raise ValueError(f"{path} was saved by hand and is not a moment of a run: use rlbook.load.")

@@ -1,0 +1,323 @@
+"""Made from book/agent.py: edit the chapter, then run `rlbook tangle`."""
+
+__all__ = [
+    "REGISTRY",
+    "Agent",
+    "Transition",
+    "UpdateResult",
+    "action_kind",
+    "algorithms",
+    "chapter_modules",
+    "check_spaces",
+    "find_algorithm",
+    "find_device",
+    "load",
+    "observation_kind",
+    "restore",
+    "seeded_torch",
+    "torch_threads",
+]
+
+# %% book/agent.py · The agent
+import dataclasses
+import functools
+import importlib
+import importlib.resources
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import gymnasium as gym
+import numpy as np
+import torch
+
+from rlbook.checkpoint import CheckpointDirectory, CheckpointError, read_checkpoint, write_checkpoint
+from rlbook.envs import Evaluation, derive_seed, evaluate, make_env, nearest
+from rlbook.settings import Config, make_config
+
+if TYPE_CHECKING:  # the loop is the next chapter: it needs the agent, and `learn` needs the loop
+    from rlbook.run import RunDirectory, RunResult
+
+
+# %% book/agent.py · What passes between loop and agent
+@dataclass(frozen=True)
+class Transition:
+    """One step of all environments, as the loop hands it to the agent."""
+
+    obs: np.ndarray  # (num_envs, ...)
+    action: np.ndarray  # (num_envs, ...)
+    reward: np.ndarray  # (num_envs,)
+    next_obs: np.ndarray  # (num_envs, ...), the true successor, at an episode's end too
+    terminated: np.ndarray  # (num_envs,)
+    truncated: np.ndarray  # (num_envs,)
+    episode_start: np.ndarray  # (num_envs,), whether obs is the first of its episode
+    state: Any  # the memory of a recurrent agent before this step
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """What one gradient step reports: its loss and named metrics."""
+
+    loss: float
+    metrics: dict[str, float]
+
+
+# %% book/agent.py · Which algorithms there are
+REGISTRY: dict[str, type["Agent"]] = {}  # an agent class puts itself here when it is defined
+
+
+@functools.cache
+def chapter_modules() -> list[str]:
+    """The modules of the book in its order, as the exporter wrote them down."""
+    return (importlib.resources.files("rlbook") / "chapters.txt").read_text().split()
+
+
+def algorithms() -> dict[str, type["Agent"]]:
+    """All algorithms by name: those of the book in its order, then a user's own."""
+    for module in chapter_modules():
+        importlib.import_module(f"rlbook.{module}")
+    order = {f"rlbook.{module}": place for place, module in enumerate(chapter_modules())}
+    return dict(sorted(REGISTRY.items(), key=lambda item: order.get(item[1].__module__, len(order))))
+
+
+def find_algorithm(name: str) -> type["Agent"]:
+    """Find an algorithm by its name, or say which name is nearest."""
+    known = algorithms()
+    if name not in known:
+        hint = nearest(name, list(known)) or f" There are: {', '.join(known)}."
+        raise ValueError(f"There is no algorithm {name!r}.{hint}")
+    return known[name]
+
+
+# %% book/agent.py · Does the algorithm fit the environment?
+def observation_kind(space: gym.Space) -> str:
+    """Say what the observations are, in one word: vector, image or other."""
+    if isinstance(space, gym.spaces.Box) and len(space.shape) == 1:
+        return "vector"
+    if isinstance(space, gym.spaces.Box) and len(space.shape) == 3:
+        return "image"
+    return "other"
+
+
+def action_kind(space: gym.Space) -> str:
+    """Say what the actions are, in one word: discrete, continuous or other."""
+    if isinstance(space, gym.spaces.Discrete):
+        return "discrete"
+    return "continuous" if isinstance(space, gym.spaces.Box) and len(space.shape) == 1 else "other"
+
+
+def check_spaces(agent: "Agent") -> None:
+    """Raise unless the agent can handle its environment; name an algorithm that can."""
+    found = observation_kind(agent.observation_space), action_kind(agent.action_space)
+    if found == (agent.observations, agent.actions):
+        return
+    fitting = [n for n, c in algorithms().items() if (c.observations, c.actions) == found]
+    hint = f"try {' or '.join(fitting)}" if fitting else "no algorithm of this book fits it yet"
+    raise ValueError(
+        f"{agent.config.env_id!r} has {found[0]} observations ({agent.observation_space}) and "
+        f"{found[1]} actions ({agent.action_space}), but {agent.name} needs {agent.observations} "
+        f"observations and {agent.actions} actions: {hint}."
+    )
+
+
+# %% book/agent.py · Randomness with an owner
+@contextmanager
+def seeded_torch(seed: int) -> Iterator[None]:
+    """Draw initial weights from `seed` and leave the global generator as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Use `count` threads inside and as many as before outside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def find_device(name: str) -> torch.device:
+    """Return the device of that name, or say that it is not there."""
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"There is no device {name!r} here: use 'cpu'.") from error
+    return device
+
+
+# %% book/agent.py · The agent
+class Agent(ABC):
+    """What all algorithms share: what a user calls, and what the loop calls."""
+
+    name: ClassVar[str]
+    config_class: ClassVar[type[Config]]
+    observations: ClassVar[str] = "vector"
+    actions: ClassVar[str] = "discrete"
+    config: Config
+
+    def __init_subclass__(cls) -> None:
+        if "name" in vars(cls):
+            REGISTRY[cls.name] = cls
+
+    def __init__(
+        self, env_id: str | None = None, *, config: Config | None = None, **settings: Any
+    ) -> None:
+        if config is None:
+            named = {} if env_id is None else {"env_id": env_id}
+            config = make_config(self.config_class, {**named, **settings})
+        self.config = config
+        self.device = find_device(config.device)
+        env = make_env(config.env_id, config.env_kwargs)
+        self.observation_space, self.action_space = env.observation_space, env.action_space
+        env.close()
+        check_spaces(self)
+        self.global_step = 0  # environment steps seen
+        self.updates = 0  # gradient steps made
+        self.directory: RunDirectory | None = None  # made by the loop when `run_dir` is set
+        self.generator = np.random.default_rng(derive_seed(config.seed, "agent"))
+        with seeded_torch(derive_seed(config.seed, "networks")):
+            self.build()
+
+    @abstractmethod
+    def build(self) -> None:
+        """Make networks, optimiser and buffer."""
+
+    @abstractmethod
+    def act(
+        self, obs: np.ndarray, state: Any, episode_start: np.ndarray, explore: bool
+    ) -> tuple[np.ndarray, Any]:
+        """Choose an action for each observation and return the memory that follows."""
+
+    @abstractmethod
+    def observe(self, transition: Transition) -> None:
+        """Store one step of all environments."""
+
+    @abstractmethod
+    def updates_due(self) -> int:
+        """Say how many gradient steps it is time for."""
+
+    @abstractmethod
+    def sample(self) -> Any:
+        """Draw what one update learns from."""
+
+    @abstractmethod
+    def update(self, batch: Any) -> UpdateResult:
+        """Make one gradient step."""
+
+    def train_step(self) -> dict[str, float] | None:
+        """Make the updates that are due and return the metrics of the last one."""
+        result = None
+        for _ in range(self.updates_due()):
+            result = self.update(self.sample())
+            self.updates += 1
+            if not math.isfinite(result.loss):
+                raise FloatingPointError(f"the loss of update {self.updates} is {result.loss}")
+        return result.metrics if result else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that learning depends on; algorithms add theirs."""
+        return {
+            "global_step": self.global_step,
+            "updates": self.updates,
+            "generator": self.generator.bit_generator.state,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+        self.global_step, self.updates = state["global_step"], state["updates"]
+        self.generator.bit_generator.state = state["generator"]
+
+    def learn(self, steps: int, progress: bool = True) -> "RunResult":
+        """Train for `steps` more environment steps."""
+        if steps < 1:
+            raise ValueError(f"learn needs at least one step, not {steps}.")
+        from rlbook.run import train  # here, since that module imports this one
+
+        self.config = dataclasses.replace(self.config, total_steps=self.global_step + steps)
+        return train(self, progress)
+
+    def evaluate(self, episodes: int = 10, seed: int = 0) -> Evaluation:
+        """Play greedy episodes that were not learned from."""
+        envs = [make_env(self.config.env_id, self.config.env_kwargs) for _ in range(episodes)]
+        try:
+            return evaluate(self.greedy, envs, derive_seed(self.config.seed, "evaluate", seed))
+        finally:
+            for env in envs:
+                env.close()
+
+    def greedy(self, obs: np.ndarray, state: Any, start: np.ndarray) -> tuple[np.ndarray, Any]:
+        """Act without exploring."""
+        return self.act(obs, state, start, explore=False)
+
+    def predict(self, obs: Any, state: Any = None, explore: bool = False) -> tuple[Any, Any]:
+        """Choose an action for one observation or a batch; `state` is None at an episode's start."""
+        shape = self.observation_space.shape or ()
+        try:
+            batch = np.asarray(obs, dtype=self.observation_space.dtype)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"An observation must be numbers of the shape {shape}.") from error
+        if batch.shape not in (shape, (len(batch) if batch.ndim else 0, *shape)):
+            raise ValueError(f"An observation must have the shape {shape}, not {batch.shape}.")
+        if not np.isfinite(batch).all():
+            raise ValueError("An observation must be finite, and this one is not.")
+        single = batch.shape == shape
+        batch = batch[None] if single else batch
+        start = np.full(len(batch), state is None)
+        actions, state = self.act(batch, state, start, explore)
+        return (actions[0] if single else actions), state
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the whole agent to one file."""
+        write_checkpoint(Path(path), self.checkpoint())
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of the agent: its name, its settings and its state."""
+        state = self.state_dict()
+        if not self.config.checkpoint_replay:
+            state.pop("replay", None)
+        return {"algo": self.name, "config": vars(self.config).copy(), "agent": state}
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], device: str = "cpu") -> Self:
+        """Read an agent from a file, or from the newest checkpoint of a run directory."""
+        agent = load(path, device)
+        if not isinstance(agent, cls):
+            raise ValueError(f"{path} holds a {agent.name} agent: use rlbook.load.")
+        return agent
+
+
+def restore(content: dict[str, Any], source: Path, device: str) -> Agent:
+    """Make the agent that a checkpoint holds."""
+    if not {"algo", "config", "agent"} <= content.keys():
+        raise CheckpointError(f"{source} is not an rlbook checkpoint.")
+    agent_class = find_algorithm(content["algo"])
+    settings = {**content["config"], "device": device, "run_dir": None}
+    agent = agent_class(config=make_config(agent_class.config_class, settings))
+    try:
+        agent.load_state_dict(content["agent"])
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{source} does not fit this version of {agent.name}: {error}") from error
+    return agent
+
+
+def load(path: str | os.PathLike[str], device: str = "cpu") -> Agent:
+    """Read an agent, whichever its algorithm, from a file or a run directory."""
+    path = Path(path)
+    if not path.is_dir():
+        return restore(read_checkpoint(path, device), path, device)
+    if not (path / "config.yaml").is_file():
+        raise ValueError(f"{path} is not a run directory: it has no config.yaml.")
+    newest = CheckpointDirectory(path / "checkpoints").newest(device)
+    if newest is None:
+        raise ValueError(f"{path} has no checkpoint yet: go on with `rlbook resume {path}`.")
+    return restore(newest[1], newest[0], device)

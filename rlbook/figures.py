@@ -1,0 +1,386 @@
+"""Made from book/figures.py by `rlbook tangle`: edit there."""
+
+# %% book/figures.py · Figures
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import yaml
+from cycler import cycler
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.lines import Line2D
+from PIL import Image
+
+from rlbook.envs import mean_interval, nearest
+
+
+# %% book/figures.py · Colours
+COLORS: dict[str, str] = {
+    "dqn": "#0072B2",  # blue
+    "drqn": "#E69F00",  # orange
+    "r2d2": "#009E73",  # bluish green
+    "sac": "#D55E00",  # vermilion
+    "redq": "#CC79A7",  # reddish purple
+    "drqv2": "#56B4E9",  # sky blue
+    "reference": "#000000",  # a known value or a paper's number
+    "random": "#595959",  # the random policy
+}
+PALETTE: list[str] = [color for name, color in COLORS.items() if name != "random"]
+
+
+# %% book/figures.py · Colours
+def series_colors(algorithms: Sequence[str]) -> list[str]:
+    """Give the first series of each algorithm its own colour, and the others what is left."""
+    free = [color for color in PALETTE if color not in {COLORS.get(a) for a in algorithms}]
+    colors: list[str] = []
+    for i, algorithm in enumerate(algorithms):
+        first = algorithm in COLORS and algorithm not in algorithms[:i]
+        colors.append(COLORS[algorithm] if first else free[0])
+        if not first:
+            free.append(free.pop(0))  # turn the wheel: colours repeat only when all were used
+    return colors
+
+
+# %% book/figures.py · One style
+STYLE: dict[Any, Any] = {
+    "figure.figsize": (7.0, 3.6),  # inches
+    "figure.dpi": 110,  # 770 pixels: the width of a page of text, and a small file
+    "figure.facecolor": "white",  # opaque, so that black labels survive a dark page
+    "figure.constrained_layout.use": True,
+    "savefig.facecolor": "white",
+    "savefig.dpi": 150,
+    "font.size": 10.0,
+    "axes.titlesize": 10.5,
+    "axes.facecolor": "white",
+    "axes.edgecolor": "#555555",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.prop_cycle": cycler(color=PALETTE),
+    "grid.color": "#E3E3E3",
+    "grid.linewidth": 0.8,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "image.cmap": "viridis",
+}
+
+
+def use_style() -> None:
+    """Give every figure made after this call the look of the book."""
+    matplotlib.rcParams.update(STYLE)
+
+
+# %% book/figures.py · Curves with a band
+def plot_band(
+    ax: Axes, steps: np.ndarray, values: np.ndarray, label: str, color: str | None = None
+) -> Line2D:
+    """Draw the mean of `values` (seeds, points) and the 95 % Student-t interval of that mean."""
+    steps, values = np.asarray(steps), np.atleast_2d(np.asarray(values, dtype=np.float64))
+    if values.shape != (len(values), steps.size) or len(values) == 0:
+        raise ValueError(
+            f"values must be (seeds, points) with one point for each of the {steps.size} steps, "
+            f"but its shape is {values.shape}."
+        )
+    seeds = len(values)
+    mean, low, high = mean_interval(values, axis=0)
+    (line,) = ax.plot(steps, mean, color=color, label=f"{label} ({seeds} seed{'s' * (seeds > 1)})")
+    if seeds > 1:  # one seed says nothing about the spread between seeds
+        ax.fill_between(steps, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+    return line
+
+
+# %% book/figures.py · Filmstrips
+Frames = Sequence[np.ndarray] | np.ndarray  # n images of (height, width, 3), uint8
+
+
+def pick_frames(frames: Frames, n: int) -> list[np.ndarray]:
+    """Choose `n` frames spread evenly from the first to the last, or all when there are fewer."""
+    if n < 1:
+        raise ValueError(f"n must be at least 1, but it is {n}.")
+    chosen = np.linspace(0, len(frames) - 1, min(n, len(frames))).round().astype(int)
+    return [frames[i] for i in chosen]
+
+
+# %% book/figures.py · Filmstrips
+def check_frames(frames: Frames) -> None:
+    """Raise unless there are frames, all of them 8-bit colour images of one size."""
+    if len(frames) == 0:
+        raise ValueError("There are no frames to draw: an episode has at least one.")
+    for frame in map(np.asarray, frames):
+        if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
+            raise ValueError(
+                "Frames must be uint8 images of (height, width, 3), but one is "
+                f"{frame.dtype} of shape {frame.shape}."
+            )
+        if frame.shape != frames[0].shape:
+            raise ValueError(f"Frames differ in size: {frames[0].shape} and {frame.shape}.")
+
+
+# %% book/figures.py · Filmstrips
+def filmstrip(frames: Frames, titles: Sequence[str] | None = None, columns: int = 8) -> Figure:
+    """Lay frames out side by side, from left to right and then down."""
+    check_frames(frames)
+    if titles is not None and len(titles) != len(frames):
+        raise ValueError(f"There are {len(titles)} titles for {len(frames)} frames.")
+    columns = max(1, min(columns, len(frames)))
+    rows = math.ceil(len(frames) / columns)
+    width = 9.0 / columns  # inches
+    height = width * frames[0].shape[0] / frames[0].shape[1] + (0.25 if titles else 0.05)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9.0, rows * height))
+        for i, frame in enumerate(frames):
+            ax = figure.add_subplot(rows, columns, i + 1)
+            ax.imshow(frame, interpolation="antialiased")
+            ax.set(xticks=[], yticks=[])
+            ax.set_title(titles[i] if titles else "")
+            ax.grid(False)
+            ax.spines[:].set(visible=True, color="#BBBBBB")
+    return figure
+
+
+# %% book/figures.py · Animations
+def write_whole(path: str | Path, save: Callable[[Path], object]) -> None:
+    """Let `save` write beside `path`, then rename, so that `path` is never half a file."""
+    path = Path(path)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save(temporary)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ValueError(f"Cannot write {path}: {error.strerror or error}.") from error
+    finally:
+        if temporary.is_file():
+            temporary.unlink()
+
+
+# %% book/figures.py · Animations
+def frame_delays(count: int, fps: float) -> list[int]:
+    """Return the delay after each frame, in hundredths of a second, such that none adds up."""
+    clock = np.round(np.arange(count + 1) * 100 / fps).astype(int)
+    return [int(delay) for delay in np.diff(clock)]
+
+
+# %% book/figures.py · Animations
+def save_gif(frames: Frames, path: str | Path, fps: float = 30) -> None:
+    """Write an endless animation that plays at the speed of the environment."""
+    check_frames(frames)
+    if not 0 < fps < math.inf:
+        raise ValueError(f"fps must be above 0 and finite, but it is {fps}.")
+    stride = math.ceil(fps / 50)  # browsers slow down a GIF of more than 50 frames a second
+    images = [Image.fromarray(np.asarray(frame)) for frame in frames[::stride]]
+    # One palette for all, from a montage: with a palette for each frame, still parts flicker.
+    montage = Image.fromarray(np.concatenate(pick_frames(frames, 8)))
+    palette = montage.quantize(256, dither=Image.Dither.NONE)
+    first, *rest = [i.quantize(palette=palette, dither=Image.Dither.NONE) for i in images]
+    delays = [10 * delay for delay in frame_delays(len(images), fps / stride)]  # milliseconds
+
+    def save(file: Path) -> None:
+        first.save(file, format="GIF", save_all=True, append_images=rest, duration=delays, loop=0)
+
+    write_whole(path, save)
+
+
+# %% book/figures.py · Values over two dimensions
+def plot_heatmap(
+    ax: Axes,
+    values: np.ndarray,
+    extent: tuple[float, float, float, float],
+    xlabel: str,
+    ylabel: str,
+    label: str,
+    limits: tuple[float | None, float | None] = (None, None),
+) -> AxesImage:
+    """Draw `values` (ys, xs), at even points of `extent`: first x, last x, first y, last y."""
+    values = np.asarray(values)
+    if values.ndim != 2 or min(values.shape) < 2:
+        raise ValueError(f"values must be (ys, xs), two or more of each, but is {values.shape}.")
+    x0, x1, y0, y1 = extent
+    # A value stands at the middle of its cell, so the outermost cells reach half a cell further.
+    dx, dy = (x1 - x0) / (values.shape[1] - 1) / 2, (y1 - y0) / (values.shape[0] - 1) / 2
+    edges = (x0 - dx, x1 + dx, y0 - dy, y1 + dy)
+    low, high = limits
+    image = ax.imshow(
+        values, origin="lower", extent=edges, aspect="auto", cmap="viridis", vmin=low, vmax=high
+    )
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    ax.grid(False)
+    ax.figure.colorbar(image, ax=ax, label=label)
+    return image
+
+
+# %% book/figures.py · Stored results
+def result_problem(result: Any) -> str | None:
+    """Say what is wrong with the form of a stored result, or return None."""
+    if not isinstance(result, dict):
+        return "it is not a mapping"
+    kinds = {"command": str, "algo": str, "env_id": str, "seeds": list, "runs": dict}
+    for key, kind in kinds.items():
+        if not isinstance(result.get(key), kind) or not result[key]:
+            return f"{key!r} is missing, empty or of the wrong type"
+    for name, run in result["runs"].items():
+        try:
+            returns = np.asarray(run["returns"], dtype=np.float64)
+            expected = (len(result["seeds"]), len(run["steps"]))
+        except (KeyError, TypeError, ValueError):
+            return f"the steps or returns of {name!r} are missing or not numbers, one row per seed"
+        if returns.shape != expected:
+            return f"the returns of {name!r} are {returns.shape}, but seeds and steps {expected}"
+    return None
+
+
+# %% book/figures.py · Stored results
+def load_result(path: str | Path) -> dict[str, Any]:
+    """Read a stored result, and refuse one whose curves cannot be drawn."""
+    try:
+        result: dict[str, Any] = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise ValueError(f"Cannot read the result {path}: {error.strerror}.") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is not a stored result: it is not JSON.") from error
+    if problem := result_problem(result):
+        raise ValueError(f"{path} is not a stored result: {problem}.")
+    return result
+
+
+# %% book/figures.py · Stored results
+def plot_result(
+    ax: Axes,
+    result: dict[str, Any],
+    variants: Sequence[str] | Mapping[str, str] | None = None,
+) -> None:
+    """Draw the curves of a stored result, or of some variants, which a mapping gives labels."""
+    runs = result["runs"]
+    chosen = list(runs) if variants is None else variants
+    labels = dict(chosen) if isinstance(chosen, Mapping) else {name: name for name in chosen}
+    colors = dict(zip(runs, series_colors([result["algo"]] * len(runs)), strict=True))
+    for name, label in labels.items():
+        if name not in runs:
+            raise ValueError(f"The result has no variant {name!r}.{nearest(name, list(runs))}")
+        run = runs[name]
+        plot_band(ax, np.array(run["steps"]), np.array(run["returns"]), label, colors[name])
+    ax.set(xlabel="environment steps", ylabel="undiscounted return", title=result["env_id"])
+    ax.legend()
+
+
+# %% book/figures.py · The metrics of a run
+def read_metrics(path: str | Path) -> dict[str, np.ndarray]:
+    """Read `metrics.jsonl` as one array per name, NaN where a line does not have it."""
+    lines = Path(path).read_text(errors="replace").splitlines()
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+            rows.append({**row, "global_step": int(row["global_step"])})
+        except (ValueError, KeyError, TypeError) as error:
+            if number == len(lines):  # a run that is alive, or was killed, was writing it
+                break
+            raise ValueError(f"Line {number} of {path} is not a line of metrics.") from error
+    numbers = [{k: v for k, v in row.items() if isinstance(v, int | float)} for row in rows]
+    names = {name: None for row in numbers for name in row}  # a dict keeps their order
+    metrics = {name: np.array([row.get(name, np.nan) for row in numbers]) for name in names}
+    return {"global_step": np.array([], dtype=np.int64), **metrics}
+
+
+# %% book/figures.py · The metrics of a run
+Curve = tuple[dict[str, Any], np.ndarray, np.ndarray]  # settings, steps, values
+
+
+def read_run(path: str | Path, metric: str) -> Curve:
+    """Return the settings of a run, and the steps and values of one metric."""
+    path = Path(path)
+    try:
+        config = yaml.safe_load((path / "config.yaml").read_text())
+        metrics = read_metrics(path / "metrics.jsonl")
+    except OSError as error:
+        name = Path(str(error.filename)).name
+        raise ValueError(f"{path} is no run directory: it has no {name} to read.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is no run directory: its config.yaml is not YAML.") from error
+    if not isinstance(config, dict) or not {"algo", "env_id", "seed"} <= set(config):
+        raise ValueError(f"{path} is no run directory: its config.yaml is not that of a run.")
+    values = metrics.get(metric, np.array([]))
+    found = np.isfinite(values)
+    if not found.any() and metric.startswith("eval_return"):
+        raise ValueError(f"The run {path} has no evaluation yet: train it for longer.")
+    if not found.any():
+        hint = nearest(metric, list(metrics))
+        raise ValueError(f"The run {path} has no metric {metric!r}.{hint}")
+    return config, metrics["global_step"][found], values[found]
+
+
+# %% book/figures.py · Runs side by side
+def group_runs(paths: Sequence[str | Path], metric: str) -> list[list[Curve]]:
+    """Put together the runs that differ in nothing but their seed."""
+    groups: dict[str, dict[Any, Curve]] = {}
+    for path in paths:
+        config, steps, values = read_run(path, metric)
+        seed = config.pop("seed")
+        for name in ("run_dir", "log_every", "checkpoint_replay", "tensorboard"):
+            config.pop(name, None)  # these change no result
+        group = groups.setdefault(json.dumps(config, sort_keys=True, default=str), {})
+        if seed in group:  # the same numbers twice would draw a band that is too narrow
+            raise ValueError(f"{path} repeats another run: same settings, same seed {seed}.")
+        group[seed] = (config, steps, values)
+    return [list(group.values()) for group in groups.values()]
+
+
+# %% book/figures.py · Runs side by side
+def on_common_grid(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
+    """Return steps (points,) and values (curves, points), where all of the curves reach."""
+    first = max(steps[0] for _, steps, _ in curves)
+    last = min(steps[-1] for _, steps, _ in curves)
+    grid = np.unique(np.concatenate([steps for _, steps, _ in curves]))
+    grid = grid[(grid >= first) & (grid <= last)]
+    if grid.size == 0:
+        raise ValueError("Runs that differ only in their seed have no range of steps in common.")
+    return grid, np.stack([np.interp(grid, steps, values) for _, steps, values in curves])
+
+
+# %% book/figures.py · Runs side by side
+def run_labels(configs: Sequence[dict[str, Any]]) -> list[str]:
+    """Name each group by its algorithm, and by the settings in which its like differ."""
+    labels = []
+    many_envs = len({config["env_id"] for config in configs}) > 1
+    for config in configs:
+        like = [c for c in configs if (c["algo"], c["env_id"]) == (config["algo"], config["env_id"])]
+        differ = [key for key in config if any(c.get(key) != config[key] for c in like)]
+        parts = [str(config["algo"])] + [str(config["env_id"])] * many_envs
+        parts += [f"{key} {config[key]}" for key in differ[:3]] + ["…"] * (len(differ) > 3)
+        labels.append(", ".join(parts))
+    return labels
+
+
+# %% book/figures.py · Runs side by side
+def plot_runs(
+    paths: Sequence[str | Path], out: str | Path, metric: str = "eval_return_mean"
+) -> Figure:
+    """Draw runs as curves, seeds of the same settings as one band, and write the figure."""
+    if not paths:
+        raise ValueError("There is no run to plot: name at least one run directory.")
+    kind = Path(out).suffix[1:].lower()
+    if kind not in ("png", "pdf", "svg"):
+        raise ValueError(f"Cannot write {out}: its name must end in .png, .pdf or .svg.")
+    groups = group_runs(paths, metric)
+    configs = [group[0][0] for group in groups]
+    colors = series_colors([str(config["algo"]) for config in configs])
+    environments = {str(config["env_id"]): None for config in configs}
+    with matplotlib.rc_context(STYLE):
+        figure = Figure()
+        ax = figure.subplots()
+        for group, label, color in zip(groups, run_labels(configs), colors, strict=True):
+            line = plot_band(ax, *on_common_grid(group), label, color)
+            line.set_marker("o" if len(line.get_xydata()) == 1 else "")  # one point has no line
+        ylabel = "undiscounted return" if metric == "eval_return_mean" else metric
+        ax.set(xlabel="environment steps", ylabel=ylabel, title=", ".join(environments))
+        ax.legend()
+        write_whole(out, lambda file: figure.savefig(file, format=kind))
+    return figure
