@@ -151,6 +151,14 @@ def linear_epsilon(step: int, decay_steps: int, floor: float) -> float:
     return max(floor, 1 - (1 - floor) * step / decay_steps)
 
 
+def epsilon_greedy(
+    actions: np.ndarray, choices: int, epsilon: float, generator: np.random.Generator
+) -> np.ndarray:
+    """Replace each action, with probability `epsilon`, by a random one of the `choices`."""
+    chance = generator.random(len(actions)) < epsilon
+    return np.where(chance, generator.integers(choices, size=len(actions)), actions)
+
+
 # %% [markdown]
 # ## The learning rate
 
@@ -161,6 +169,19 @@ def decayed(initial: float, progress: float, decay_from: float) -> float:
     if progress <= decay_from:
         return initial
     return initial * max(0.0, (1 - progress) / (1 - decay_from))
+
+
+def gradient_step(
+    loss: Tensor, optimizer: torch.optim.Optimizer, lr: float, max_grad_norm: float | None
+) -> None:
+    """Move the weights of an optimiser against the gradient of the loss, clipped if asked."""
+    optimizer.zero_grad()
+    loss.backward()
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+        if max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(group["params"], max_grad_norm)
+    optimizer.step()
 
 
 # %% [markdown]
@@ -199,6 +220,21 @@ class DQNConfig(Config):
                 f"({self.buffer_size})."
             )
 
+    def epsilon(self, step: int) -> float:
+        """Return the probability of a random action at a step."""
+        return linear_epsilon(step, self.epsilon_steps, self.epsilon_floor)
+
+    def lr_now(self, step: int) -> float:
+        """Return the learning rate at a step."""
+        return decayed(self.lr, step / self.total_steps, self.lr_decay_from)
+
+    def updates_due(self, step: int) -> int:
+        """Count the updates of the rounds that a step of all environments completed."""
+        if step <= self.warmup_steps:
+            return 0
+        before = (step - self.num_envs) // self.update_every
+        return (step // self.update_every - before) * self.updates_per_round
+
 
 # %% [markdown]
 # ## The agent
@@ -210,6 +246,7 @@ class DQN(Agent):
 
     name: ClassVar[str] = "dqn"
     config_class: ClassVar[type[Config]] = DQNConfig
+    parts: ClassVar[tuple[str, ...]] = ("online", "target", "optimizer", "n_step", "replay")
     config: DQNConfig
     action_space: gym.spaces.Discrete
 
@@ -244,16 +281,9 @@ class DQN(Agent):
         """Take the best action, or with probability epsilon any."""
         actions = self.q_values(obs).argmax(axis=1)
         if explore:
-            epsilon = self.epsilon()
-            chance = self.generator.random(len(actions)) < epsilon
-            randoms = self.generator.integers(self.action_space.n, size=len(actions))
-            actions = np.where(chance, randoms, actions)
+            epsilon = self.config.epsilon(self.global_step)
+            actions = epsilon_greedy(actions, int(self.action_space.n), epsilon, self.generator)
         return actions + self.action_space.start, state
-
-    def epsilon(self) -> float:
-        """Return the probability of a random action now."""
-        config = self.config
-        return linear_epsilon(self.global_step, config.epsilon_steps, config.epsilon_floor)
 
     def observe(self, transition: Transition) -> None:
         """Store the n-step transitions that this step completes."""
@@ -269,12 +299,9 @@ class DQN(Agent):
         self.replay.add(self.n_step.add(rows, transition.truncated))
 
     def updates_due(self) -> int:
-        """Count the rounds that the last step completed, once the warm-up is over."""
-        config = self.config
-        if self.global_step <= config.warmup_steps or len(self.replay) < config.batch_size:
-            return 0
-        before = (self.global_step - config.num_envs) // config.update_every
-        return (self.global_step // config.update_every - before) * config.updates_per_round
+        """Say how many updates the last step made due, once the buffer holds a batch."""
+        enough = len(self.replay) >= self.config.batch_size
+        return self.config.updates_due(self.global_step) if enough else 0
 
     def sample(self) -> Batch:
         """Draw a batch from the replay buffer."""
@@ -296,36 +323,12 @@ class DQN(Agent):
             next_q_online,
             config.huber,
         )
-        self.optimizer.zero_grad()
-        loss.backward()
-        if config.max_grad_norm:
-            nn.utils.clip_grad_norm_(self.online.parameters(), config.max_grad_norm)
-        progress = self.global_step / config.total_steps
-        for group in self.optimizer.param_groups:
-            group["lr"] = decayed(config.lr, progress, config.lr_decay_from)
-        self.optimizer.step()
+        lr = config.lr_now(self.global_step)
+        gradient_step(loss, self.optimizer, lr, config.max_grad_norm)
         if (self.updates + 1) % config.target_every == 0:
             polyak_update(self.target, self.online, config.tau)
         values = {name: float(value) for name, value in metrics.items()}
         return UpdateResult(values["loss"], values)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return networks, optimiser, buffer, waiting steps, counters and generators."""
-        return {
-            **super().state_dict(),
-            "online": self.online.state_dict(),
-            "target": self.target.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "n_step": self.n_step.state_dict(),
-            "replay": self.replay.state_dict(),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
-        super().load_state_dict(state)
-        for part in ("online", "target", "optimizer", "n_step", "replay"):
-            if part in state:
-                getattr(self, part).load_state_dict(state[part])
 
 
 # %%

@@ -163,6 +163,7 @@ class Agent(ABC):
     config_class: ClassVar[type[Config]]
     observations: ClassVar[str] = "vector"
     actions: ClassVar[str] = "discrete"
+    parts: ClassVar[tuple[str, ...]] = ()  # attributes with a state_dict, saved and loaded by name
     config: Config
 
     def __init_subclass__(cls) -> None:
@@ -225,17 +226,21 @@ class Agent(ABC):
         return result.metrics if result else None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that learning depends on; algorithms add theirs."""
+        """Return all that learning depends on: counters, generator and parts."""
         return {
             "global_step": self.global_step,
             "updates": self.updates,
             "generator": self.generator.bit_generator.state,
+            **{part: getattr(self, part).state_dict() for part in self.parts},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` returned."""
         self.global_step, self.updates = state["global_step"], state["updates"]
         self.generator.bit_generator.state = state["generator"]
+        for part in self.parts:
+            if part in state:  # a checkpoint may leave out the replay buffer
+                getattr(self, part).load_state_dict(state[part])
 
     def learn(self, steps: int, progress: bool = True) -> "RunResult":
         """Train for `steps` more environment steps."""
