@@ -17,6 +17,7 @@
 # %%
 #| export
 import difflib
+import hashlib
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from scipy.special import stdtrit
 
@@ -33,29 +36,39 @@ from scipy.special import stdtrit
 # %%
 #| export
 def nearest(name: str, known: Sequence[str]) -> str:
-    """Return a hint such as ` Did you mean 'CartPole-v1'?`, or nothing when no known name is close."""
+    """Return a hint such as ` Did you mean 'CartPole-v1'?`, or nothing when no name is close."""
     close = difflib.get_close_matches(name, known, n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
 # %%
 #| export
-def make_env(env_id: str, env_kwargs: dict[str, Any] | None = None, render_mode: str | None = None) -> gym.Env:
+def make_env(
+    env_id: str, env_kwargs: dict[str, Any] | None = None, render_mode: str | None = None
+) -> gym.Env:
     """Make one environment from a Gymnasium id (`module:Name-v0` imports the module first)."""
     module, _, name = env_id.rpartition(":")
+    kwargs = dict(env_kwargs or {})
+    if render_mode is not None:  # an environment without rendering need not know the keyword
+        kwargs["render_mode"] = render_mode
     try:
         if module:
             importlib.import_module(module)
-        return gym.make(name, render_mode=render_mode, **(env_kwargs or {}))
+        return gym.make(name, **kwargs)
     except ModuleNotFoundError as error:
-        raise ValueError(f"Environment {env_id!r} needs the module {error.name!r}, which is not installed or not on the path.") from error
+        what = f"needs the module {error.name!r}, which is not installed or not on the path"
+        raise ValueError(f"Environment {env_id!r} {what}.") from error
     except gym.error.DependencyNotInstalled as error:
-        raise ValueError(f"Environment {env_id!r} needs a package that is not installed: {error}") from error
+        what = f"needs a package that is not installed: {error}"
+        raise ValueError(f"Environment {env_id!r} {what}") from error
     except gym.error.Error as error:
-        hint = nearest(name, list(gym.registry)) or " `gymnasium.pprint_registry()` lists the known ones."
+        listed = " `gymnasium.pprint_registry()` lists the known ones."
+        hint = nearest(name, list(gym.registry)) or listed
         raise ValueError(f"There is no environment {env_id!r}.{hint}") from error
     except TypeError as error:
-        raise ValueError(f"Environment {env_id!r} does not take these env_kwargs: {error}.") from error
+        reason = str(error).partition(" was raised from the environment creator")[0]
+        what = f"does not take the env_kwargs {env_kwargs or {}}: {reason}"
+        raise ValueError(f"Environment {env_id!r} {what}.") from error
 
 
 # %% [markdown]
@@ -65,8 +78,112 @@ def make_env(env_id: str, env_kwargs: dict[str, Any] | None = None, render_mode:
 #| export
 def derive_seed(seed: int, *path: int | str) -> int:
     """Return an independent 32-bit seed for each purpose and step of a run."""
-    words = [part if isinstance(part, int) else int.from_bytes(part.encode(), "little") for part in path]
-    return int(np.random.SeedSequence([seed, *words]).generate_state(1)[0])
+    name = "/".join(str(part) for part in (seed, *path))
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
+
+
+# %% [markdown]
+# ## Environments whose answer is known
+
+# %%
+#| export
+def register_env(name: str, max_episode_steps: int | None = None) -> None:
+    """Make the class `name` of this module known to Gymnasium as `rlbook/name-v0`, once."""
+    env_id = f"rlbook/{name}-v0"
+    if env_id not in gym.registry:
+        gym.register(env_id, f"rlbook.envs:{name}", max_episode_steps=max_episode_steps)
+
+
+# %%
+#| export
+class Probe(gym.Env[np.ndarray, Any]):
+    """One number to see, one choice, and values that are known; the probes below fill it in."""
+
+    horizon: float = 1  # steps until the episode terminates
+    limit: float = np.inf  # steps until it is truncated
+
+    def __init__(self, continuous: bool = False) -> None:
+        self.observation_space = Box(-1.0, 1.0, (1,), np.float32)
+        self.action_space = Box(-1.0, 1.0, (1,), np.float32) if continuous else Discrete(2)
+
+    def observe(self) -> float:
+        """Return what the agent sees."""
+        return 1.0
+
+    def reward(self, action: Any) -> float:
+        """Return what this step pays."""
+        return 1.0
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Start an episode and draw its sign, -1 or 1."""
+        super().reset(seed=seed)
+        self.steps, self.sign = 0, float(self.np_random.choice([-1.0, 1.0]))
+        return np.array([self.observe()], np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Pay the reward and count the step."""
+        reward = self.reward(action)
+        self.steps += 1
+        obs = np.array([self.observe()], np.float32)
+        return obs, reward, self.steps >= self.horizon, self.steps >= self.limit, {}
+
+
+# %%
+#| export
+class OneStep(Probe):
+    """One step that pays 1: Q = 1."""
+
+
+class TwoStep(Probe):
+    """The observation is -1, then 0, and only the second step pays 1: Q = gamma, then 1."""
+
+    horizon = 2
+
+    def observe(self) -> float:
+        return self.steps - 1.0  # 1 at the end
+
+    def reward(self, action: Any) -> float:
+        return float(self.steps == 1)
+
+
+class ObservationReward(Probe):
+    """The observation is -1 or 1, and one step pays just that: Q = observation."""
+
+    def observe(self) -> float:
+        return self.sign
+
+    def reward(self, action: Any) -> float:
+        return self.sign
+
+
+class ActionReward(ObservationReward):
+    """Action 0 is right at -1, and 1 at 1: Q = 1 if right, else -1.
+
+    A continuous action a pays 1 - (a - observation / 2)², so observation / 2 is best and pays 1.
+    """
+
+    def reward(self, action: Any) -> float:
+        if isinstance(self.action_space, Discrete):
+            return 1.0 if (action == 1) == (self.sign > 0) else -1.0
+        return 1.0 - (float(action[0]) - self.sign / 2) ** 2
+
+
+class ConstantReward(Probe):
+    """Each step pays 1 for ever, but you watch only `limit` steps: Q = 1 / (1 - gamma)."""
+
+    horizon = np.inf
+
+    def __init__(self, limit: int = 10, continuous: bool = False) -> None:
+        super().__init__(continuous)
+        self.limit = limit
+
+
+# %%
+#| export
+for _probe in (OneStep, TwoStep, ObservationReward, ActionReward, ConstantReward):
+    register_env(_probe.__name__)
 
 
 # %% [markdown]
@@ -74,7 +191,9 @@ def derive_seed(seed: int, *path: int | str) -> int:
 
 # %%
 #| export
-def make_vector_env(env_id: str, num_envs: int, env_kwargs: dict[str, Any] | None = None) -> SyncVectorEnv:
+def make_vector_env(
+    env_id: str, num_envs: int, env_kwargs: dict[str, Any] | None = None
+) -> SyncVectorEnv:
     """Make `num_envs` copies that step together and reset within the step that ends an episode."""
     makers = [lambda: make_env(env_id, env_kwargs)] * num_envs
     return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
@@ -83,7 +202,7 @@ def make_vector_env(env_id: str, num_envs: int, env_kwargs: dict[str, Any] | Non
 # %%
 #| export
 def true_next_obs(next_obs: np.ndarray, infos: dict[str, Any]) -> np.ndarray:
-    """Put the last observation of each ended episode back where the autoreset wrote the next first one."""
+    """Put the last observation of each ended episode back where the next first one stands."""
     if "final_obs" not in infos:
         return next_obs
     restored = next_obs.copy()
@@ -97,7 +216,9 @@ def true_next_obs(next_obs: np.ndarray, infos: dict[str, Any]) -> np.ndarray:
 
 # %%
 #| export
-def mean_interval(values: np.ndarray, axis: int = 0, confidence: float = 0.95) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def mean_interval(
+    values: np.ndarray, axis: int = 0, confidence: float = 0.95
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the mean and the two ends of its Student-t interval along `axis`."""
     values = np.asarray(values, dtype=np.float64)
     count = values.shape[axis]
@@ -140,17 +261,109 @@ Policy = Callable[[np.ndarray, Any, np.ndarray], tuple[np.ndarray, Any]]
 
 
 def evaluate(policy: Policy, envs: Sequence[gym.Env], seed: int) -> Evaluation:
-    """Play one episode in each environment, all observations in one batch, and return what they scored."""
-    obs = np.stack([env.reset(seed=derive_seed(seed, i))[0] for i, env in enumerate(envs)])
-    returns, lengths = np.zeros(len(envs)), np.zeros(len(envs), dtype=np.int64)
-    running = np.ones(len(envs), dtype=bool)
-    episode_start, state = running.copy(), None
+    """Play one episode in each environment, with one call of the policy for all at each step."""
+    if not envs:
+        raise ValueError("An evaluation needs at least one episode.")
+    count, space = len(envs), envs[0].observation_space
+    obs = np.zeros((count, *(space.shape or ())), space.dtype)  # as a vector environment has it
+    for i, env in enumerate(envs):
+        obs[i], _ = env.reset(seed=derive_seed(seed, i))
+    returns, lengths = np.zeros(count), np.zeros(count, dtype=np.int64)
+    running, episode_start, state = np.ones(count, dtype=bool), np.ones(count, dtype=bool), None
     while running.any():
         actions, state = policy(obs, state, episode_start)
-        episode_start = np.zeros(len(envs), dtype=bool)
-        for i in np.flatnonzero(running):
+        obs, episode_start = obs.copy(), np.zeros(count, dtype=bool)  # the policy may keep its own
+        for i in np.flatnonzero(running).tolist():
             obs[i], reward, terminated, truncated, _ = envs[i].step(actions[i])
             returns[i] += float(reward)
             lengths[i] += 1
             running[i] = not (terminated or truncated)
     return Evaluation(returns, lengths)
+
+
+# %% [markdown]
+# ## Environments that hide something
+
+# %%
+#| export
+class MaskedCartPole(CartPoleEnv):
+    """CartPole-v1 that shows where cart and pole are, but not how fast they move."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        assert isinstance(self.observation_space, Box)
+        high = self.observation_space.high[[0, 2]]  # position and angle
+        self.observation_space = Box(-high, high, dtype=np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Start an episode."""
+        obs, info = super().reset(seed=seed, options=options)
+        return obs[[0, 2]], info
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Push the cart to the left (0) or right (1)."""
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs[[0, 2]], reward, terminated, truncated, info
+
+
+register_env("MaskedCartPole", max_episode_steps=500)
+
+
+# %%
+#| export
+class TMaze(gym.Env[np.ndarray, Any]):
+    """A corridor of `length` steps; the cue at its start says which turn at its end pays 1.
+
+    Actions: 0 turns left, 1 turns right, 2 goes forward. Observation: the cue, and the junction.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 8}  # noqa: RUF012 (as in gym.Env)
+
+    def __init__(self, length: int = 10, render_mode: str | None = None) -> None:
+        if not isinstance(length, int | np.integer) or length < 1:
+            raise ValueError(f"TMaze needs a whole length of at least 1, not {length!r}.")
+        self.length, self.render_mode = length, render_mode
+        self.limit = 6 * length + 10  # a random walk needs 3 * length + 1.5 steps on average
+        self.observation_space = Box(-1.0, 1.0, (2,), np.float32)
+        self.action_space = Discrete(3)
+
+    def observe(self) -> np.ndarray:
+        """Return the cue, -1 for left and 1 for right, at the start alone; 1 at the junction."""
+        cue = self.cue if self.position == 0 else 0
+        return np.array([cue, self.position == self.length], np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Go to the start and draw a cue."""
+        super().reset(seed=seed)
+        self.cue = int(self.np_random.choice([-1, 1]))
+        self.position = self.steps = self.turn = 0
+        return self.observe(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        """Go forward in the corridor or turn at the junction; all else runs into a wall."""
+        self.steps += 1
+        if self.position < self.length:
+            self.position += int(action == 2)
+        else:
+            self.turn = (-1, 1, 0)[action]
+        reward = float(self.turn == self.cue)
+        return self.observe(), reward, self.turn != 0, self.steps >= self.limit, {}
+
+    def render(self) -> np.ndarray:
+        """Draw the maze from above: agent blue, goal green, cue orange while seen."""
+        cells = np.full((5, self.length + 3, 3), 200, np.uint8)  # walls
+        cells[2, 1:-1] = cells[1:4, -2] = 255  # corridor and arms
+        cells[2 + self.cue, -2] = (0, 158, 115)  # facing east, left is up
+        if self.position == 0:
+            cells[2 + self.cue, 1] = (230, 159, 0)
+        image = cells.repeat(16, axis=0).repeat(16, axis=1)
+        y, x = 16 * (2 + self.turn) + 3, 16 * (1 + self.position) + 3
+        image[y : y + 10, x : x + 10] = (0, 114, 178)
+        return image
+
+
+register_env("TMaze")
