@@ -13,6 +13,14 @@
 
 # %% [markdown]
 # # From chapter to library
+#
+# Every line of `rlbook` is taught in a chapter, this one included. In this appendix you build the
+# tool that makes it so: it reads a chapter, takes the cells that belong to the library, and writes
+# them as a module that you can import, with a note above each piece that says where it is taught.
+# It also runs a chapter from top to bottom and keeps what the cells showed. At the end you point it
+# at this very chapter, and it writes itself.
+#
+# You need Python and nothing else: no reinforcement learning happens here.
 
 # %%
 #| export
@@ -24,14 +32,107 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
+# %% tags=["hide-input"]
+import tempfile
+
+import jupytext
+import matplotlib.pyplot as plt
+import nbformat
+
+from rlbook.figures import PALETTE, use_style
+
+use_style()
+
+
+def draw_paths() -> None:
+    """Draw what becomes of a chapter."""
+    _, ax = plt.subplots(figsize=(7, 2.1))
+    ax.set(xlim=(0, 100), ylim=(0, 30))
+    ax.axis("off")
+    blue, orange, green = PALETTE[0], PALETTE[1], PALETTE[2]
+
+    def box(x: float, y: float, title: str, text: str, color: str) -> None:
+        frame = {"boxstyle": "round,pad=0.6", "facecolor": color + "22", "edgecolor": color}
+        ax.text(x, y, f"{title}\n{text}", ha="center", va="center", fontsize=9, bbox=frame)
+
+    def arrow(start: tuple[float, float], end: tuple[float, float], text: str = "") -> None:
+        ax.annotate("", end, start, arrowprops={"arrowstyle": "-|>", "color": "#555555"})
+        middle = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
+        side = "right" if end[1] > start[1] else "left"
+        ax.text(*middle, f" {text} ", ha=side, va="bottom", fontsize=9, style="italic")
+
+    box(12, 15, "book/dqn.py", "the chapter: edit here", blue)
+    box(50, 25, "rlbook/dqn.py", "the exported cells", orange)
+    box(50, 5, "book/dqn.ipynb", "all cells, with outputs", green)
+    box(87, 25, "import, rlbook train", "the library", orange)
+    box(87, 5, "JupyterLab, site, tests", "the book", green)
+    arrow((24, 18), (40, 25), "tangle")
+    arrow((24, 12), (38.5, 5), "run")
+    arrow((60, 25), (76, 25))
+    arrow((61.5, 5), (75, 5))
+    plt.show()
+
+
+draw_paths()
+
 # %% [markdown]
+# One file is edited, two are made from it, and both are committed: the module, so that
+# `pip install` needs no notebook tools, and the notebook, so that you can read it where it lies.
+#
+# ## The problem
+#
+# A chapter is a Python file in the percent format: a line `# %%` starts a cell, and
+# `# %% [markdown]` starts a cell of text. Here is a whole chapter of three cells.
+
+# %%
+tiny_chapter = '''\
+# %% [markdown]
+# ## Halving
+
+# %%
+#| export
+def halve(x: float) -> float:
+    """Return half of `x`."""
+    # copy nothing, keep nothing
+    return x / 2
+
+
+# %%
+print("halve(5) is", halve(5))
+'''
+
+# %% [markdown]
+# Why not import it as it is? Because a chapter does more than define: importing it runs its
+# demonstrations too, for DQN a minute of training.
+
+# %%
+exec(compile(tiny_chapter, "tiny.py", "exec"), {})
+
+# %% [markdown]
+# And why not take a tool that exists? nbdev has the right idea: a first line `#| export` marks a
+# cell for the library, visible to every reader. We take that convention. But nbdev reads `.ipynb`
+# files alone, and we edit text, where a change of one line is a difference of one line.
+#
+# jupytext reads such text as a notebook, and it leaves one trap for us. It has to guess which
+# comments are shell commands in disguise, and a comment in plain English can look like one:
+
+# %%
+innocent = "# %%\n# copy the weights to the target network\nx = 1\n"
+print("by default:  ", repr(jupytext.reads(innocent, fmt="py:percent").cells[0].source))
+
+# %% [markdown]
+# The comment has become a line of code that is not Python. Keep that in mind for the reader below.
+#
 # ## The order of the book
+#
+# `_toc.yml` at the root of the repository lists the chapters, for the site and for everything else.
+# No other list exists, so none can disagree with it. First find the root, from any folder inside:
 
 # %%
 #| export
@@ -46,18 +147,19 @@ def find_root(start: Path | None = None) -> Path:
     )
 
 
+# %% [markdown]
+# The table of contents is a tree: a root, parts with chapters, perhaps chapters with sections. The
+# order of the book is the order in which a walk through the tree meets the names.
+
 # %%
 #| export
 def toc_files(node: Any) -> Iterator[str]:
     """Yield what a table of contents calls `root` or `file`, from top to bottom."""
-    if isinstance(node, dict):
-        for key, value in node.items():
-            if key in ("root", "file"):
-                yield str(value)
-            else:
-                yield from toc_files(value)
-    elif isinstance(node, list):
-        for value in node:
+    children = node.items() if isinstance(node, dict) else enumerate(node)
+    for key, value in children:
+        if key in ("root", "file"):
+            yield str(value)
+        elif isinstance(value, dict | list):
             yield from toc_files(value)
 
 
@@ -68,7 +170,27 @@ def read_toc(root: Path) -> list[str]:
 
 
 # %% [markdown]
+# By hand: a book with a root and one part of two chapters has three names.
+
+# %%
+tiny_toc = """
+format: jb-book
+root: book/index
+parts:
+  - caption: Arithmetic
+    chapters:
+      - file: book/tiny
+      - file: book/large
+"""
+assert list(toc_files(yaml.safe_load(tiny_toc))) == ["book/index", "book/tiny", "book/large"]
+print(read_toc(find_root()))
+
+# %% [markdown]
 # ## Reading a chapter
+#
+# jupytext does the parsing. The option `comment_magics` closes the trap from above: comments stay
+# comments. jupytext belongs to the extra `book`, since only authors need it, so it is imported
+# where it is used.
 
 # %%
 #| export
@@ -80,12 +202,18 @@ def read_notebook(chapter_path: Path) -> Any:
         raise ValueError(
             'Reading a chapter needs jupytext: install it with `pip install "rlbook[book]"`.'
         ) from None
-    # Without comment_magics=False the comment `# copy the weights` would be read as a command.
+    # Otherwise the comment `# copy the weights` would be read as a shell command.
     fmt = {"extension": ".py", "format_name": "percent", "comment_magics": False}
     notebook = jupytext.read(chapter_path, fmt=fmt)
-    notebook.metadata["jupytext"].pop("comment_magics", None)
+    notebook.metadata["jupytext"] = {"formats": "ipynb,py:percent"}
     return notebook
 
+
+# %% [markdown]
+# From the notebook we need the exported cells. With each go the nearest heading above it, to say
+# where the code is taught, and the line where it starts, to say where a mistake is. jupytext does
+# not tell lines, but the source of a code cell stands in the file as it is, so we look it up. A
+# line `# like this` inside a fenced block of a text cell is code, not a heading: fences go first.
 
 # %%
 #| export
@@ -103,11 +231,10 @@ def exported_cells(chapter_path: Path) -> list[ExportedCell]:
     cells, heading, position = [], chapter_path.stem, 0
     for cell in read_notebook(chapter_path).cells:
         if cell.cell_type == "markdown":
-            headings = re.findall(r"^#+ +(.+?) *$", cell.source, flags=re.MULTILINE)
-            heading = headings[-1] if headings else heading
+            prose = re.sub(r"^```.*?^```", "", cell.source, flags=re.MULTILINE | re.DOTALL)
+            heading = [heading, *re.findall(r"^#{1,6} +(.+?) *$", prose, flags=re.MULTILINE)][-1]
             continue
-        # The source of a code cell stands in the chapter as it is: that gives its line.
-        position = max(text.find(cell.source, position), position)
+        position = max(position, text.find(cell.source, position))
         first, _, code = cell.source.partition("\n")
         if first.strip() == "#| export":
             line = text.count("\n", 0, position) + 2
@@ -117,52 +244,89 @@ def exported_cells(chapter_path: Path) -> list[ExportedCell]:
 
 
 # %% [markdown]
+# Write the tiny book to disk and count: in `tiny_chapter` the function starts on line 6, under the
+# heading *Halving*.
+
+# %%
+folder = tempfile.TemporaryDirectory()
+tiny_book = Path(folder.name)
+(tiny_book / "book").mkdir()
+(tiny_book / "rlbook").mkdir()
+(tiny_book / "_toc.yml").write_text("format: jb-book\nroot: book/tiny\n")
+tiny = tiny_book / "book" / "tiny.py"
+tiny.write_text(tiny_chapter)
+
+(cell,) = exported_cells(tiny)
+assert (cell.heading, cell.line) == ("Halving", 6)
+assert cell.code.startswith("def halve") and cell.code.endswith("return x / 2")
+
+# %% [markdown]
 # ## What may not be exported
+#
+# Some code runs in a cell but not in a module: a magic such as `%timeit`, or a `return` outside a
+# function. A relative import would work in the module and fail in the chapter. And
+# `from __future__` may only stand at the very top of a file, where no cell is. Each is refused with
+# the chapter, the heading and the line, so that you find it at once.
 
 # %%
 #| export
 def parse_cell(cell: ExportedCell, chapter: str) -> ast.Module:
-    """Parse an exported cell; refuse what would not work, or not be readable, in a module."""
+    """Parse an exported cell, and refuse what would not work in a module."""
 
-    def mistake(what: str, line: int | None) -> ValueError:
-        where = cell.line + (line or 1) - 1
-        return ValueError(f"{chapter}, under {cell.heading!r}, line {where}: {what}")
+    def mistake(line: int | None, what: str) -> ValueError:
+        where = f"{chapter}, under {cell.heading!r}, line {cell.line + (line or 1) - 1}"
+        return ValueError(f"{where}: {what}.")
 
     try:
-        tree = ast.parse(cell.code)
+        compile(cell.code, chapter, "exec")
     except SyntaxError as error:
-        bad = (error.text or "").strip()
+        lines = cell.code.splitlines()
+        bad = lines[min(error.lineno or 1, len(lines)) - 1].strip()
         if bad.startswith(("%", "!", "?")) or bad.endswith("?"):
-            raise mistake(f"a module cannot hold the magic {bad!r}.", error.lineno) from None
-        raise mistake(f"{error.msg} in {bad!r}.", error.lineno) from None
+            raise mistake(error.lineno, f"a module cannot hold the magic {bad!r}") from None
+        raise mistake(error.lineno, f"{error.msg} in {bad!r}") from None
+    tree = ast.parse(cell.code)
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.level:
-            raise mistake("write `from rlbook.NAME`, not a relative import.", node.lineno)
+            raise mistake(node.lineno, "a relative import, write `from rlbook.NAME import` instead")
         if isinstance(node, ast.ImportFrom) and node.module == "__future__":
-            raise mistake("`from __future__` cannot be exported; quote the type.", node.lineno)
+            raise mistake(node.lineno, "`from __future__` cannot be exported, quote the type")
     return tree
 
 
+# %%
+for bad_line in ["%timeit halve(3)", "return 3", "x = = 3", "from .replay import ReplayBuffer"]:
+    try:
+        parse_cell(ExportedCell(f"y = 2\n{bad_line}", "Halving", 6), "book/tiny.py")
+    except ValueError as error:
+        print(error)
+        assert "line 7" in str(error)
+
 # %% [markdown]
 # ## Public names
+#
+# `__all__` is the list of what a module offers: every function, class and constant that it defines
+# at its top level, unless the name starts with an underscore. What it merely imports is not its
+# own. The order is that of most linters: constants, classes, functions.
 
 # %%
 #| export
-def defined_names(tree: ast.Module) -> list[str]:
-    """List the public names that a cell defines at its top level; imported ones are not its own."""
-    names: list[str] = []
+def defined_names(tree: ast.Module) -> set[str]:
+    """Return the public names that a cell defines at its top level."""
+    names = set()
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.append(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            for part in (part for target in targets for part in ast.walk(target)):
-                if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
-                    names.append(part.id)
-    return [name for name in names if not name.startswith("_")]
+            parts = [part for target in targets for part in ast.walk(target)]
+            # In `a.b = 1` the name `a` is loaded, not stored: nothing new is defined.
+            stored = [part for part in parts if isinstance(getattr(part, "ctx", None), ast.Store)]
+            names |= {part.id for part in stored if isinstance(part, ast.Name)}
+    return {name for name in names if not name.startswith("_")}
 
 
-def all_list(names: Sequence[str]) -> str:
+def all_list(names: set[str]) -> str:
     """Write `__all__`: constants, then classes, then functions, each in alphabetical order."""
     ordered = sorted(names, key=lambda name: (not name.isupper(), name[0].islower(), name))
     quoted = [f'"{name}"' for name in ordered]
@@ -172,108 +336,151 @@ def all_list(names: Sequence[str]) -> str:
     return "\n".join(["__all__ = [", *(f"    {name}," for name in quoted), "]"])
 
 
+# %%
+names = defined_names(ast.parse("import os\nGAMMA = 0.99\n_x, y = 1, 2\nclass Ring: size = 3"))
+assert names == {"GAMMA", "Ring", "y"}
+assert all_list(names) == '__all__ = ["GAMMA", "Ring", "y"]'
+
 # %% [markdown]
 # ## The module
+#
+# Now put it together: one line that says where the module comes from, `__all__`, and the cells. A
+# comment names the chapter and the heading whenever the heading changes. It starts with `# %%`, so
+# that editors show the sections, and it holds no number, so that a new cell above changes nothing
+# below. The blank lines are those of a code formatter. A name that two cells define is refused: you
+# would read one of them in the chapter and run the other.
 
 # %%
 #| export
 def module_source(chapter_path: Path) -> str | None:
     """Write the module that a chapter exports, or return None when it exports nothing."""
     chapter = f"book/{chapter_path.name}"
-    names: list[str] = []
-    blocks: list[str] = []
-    heading, after_imports = None, False
+    names: set[str] = set()
+    text, heading, after_imports = "", None, True
     for cell in exported_cells(chapter_path):
         tree = parse_cell(cell, chapter)
-        for name in defined_names(tree):
-            if name in names:
-                raise ValueError(
-                    f"{chapter}, under {cell.heading!r}, line {cell.line}: {name} is defined twice."
-                )
-            names.append(name)
-        defines = bool(tree.body) and isinstance(tree.body[0], ast.FunctionDef | ast.ClassDef)
-        blank_lines = 1 if not blocks or (after_imports and not defines) else 2
-        title = f"# %% {chapter} · {cell.heading}\n" if cell.heading != heading else ""
-        blocks.append("\n" * blank_lines + title + cell.code + "\n")
+        for name in names & defined_names(tree):
+            where = f"{chapter}, under {cell.heading!r}, line {cell.line}"
+            raise ValueError(f"{where}: {name} is defined by an earlier cell too.")
+        names |= defined_names(tree)
+        definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+        defines = any(isinstance(node, definition) for node in tree.body[:1])
+        text += "\n" if after_imports and not defines else "\n\n"
+        text += f"# %% {chapter} · {cell.heading}\n" if cell.heading != heading else ""
+        text += cell.code + "\n"
         heading = cell.heading
         after_imports = all(isinstance(node, ast.Import | ast.ImportFrom) for node in tree.body)
-    if not blocks:
+    if not text:
         return None
-    header = f'"""Made from {chapter}: edit the chapter, then run `rlbook tangle`."""\n\n'
-    return header + all_list(names) + "\n" + "".join(blocks)
+    header = f'"""Made from {chapter}: edit the chapter, then run `rlbook tangle`."""'
+    return f"{header}\n\n{all_list(names)}\n{text}"
 
 
 # %% [markdown]
+# By hand, the module of the tiny chapter is this, to the last character:
+
+# %%
+expected = '''\
+"""Made from book/tiny.py: edit the chapter, then run `rlbook tangle`."""
+
+__all__ = ["halve"]
+
+
+# %% book/tiny.py · Halving
+def halve(x: float) -> float:
+    """Return half of `x`."""
+    # copy nothing, keep nothing
+    return x / 2
+'''
+assert module_source(tiny) == expected
+
+# %% [markdown]
 # ## The library
+#
+# The library is all modules together, and `chapters.txt`, their names in the order of the book:
+# installed without the book, `rlbook` still knows which algorithm comes first. A mistake in one
+# chapter does not keep the others from being written, and all mistakes are told at once.
 
 # %%
 #| export
-def chapter_files(root: Path) -> list[str]:
-    """List the names of the chapters in the folder book/; the settings of the site are not one."""
-    return sorted(path.stem for path in (root / "book").glob("*.py") if path.stem != "conf")
-
-
-def library_files(root: Path) -> tuple[dict[Path, str], list[str]]:
+def library_files(root: Path) -> tuple[dict[str, str], list[str]]:
     """Return the text of each generated file of the library, and the mistakes in the chapters."""
-    files: dict[Path, str] = {}
-    mistakes: list[str] = []
-    names = []
+    files, names, mistakes = {}, [], []
     for name in read_toc(root):
         path = root / "book" / f"{name}.py"
-        if not path.is_file():
-            continue
         try:
-            source = module_source(path)
+            source = module_source(path) if path.is_file() else None
         except ValueError as error:
             mistakes.append(str(error))
             continue
         if source is not None:
-            files[root / "rlbook" / f"{name}.py"] = source
+            files[f"rlbook/{name}.py"] = source
             names.append(name)
-    files[root / "rlbook" / "chapters.txt"] = "".join(f"{name}\n" for name in names)
+    files["rlbook/chapters.txt"] = "".join(f"{name}\n" for name in names)
     return files, mistakes
 
 
-def misfits(root: Path) -> list[str]:
+# %% [markdown]
+# Chapters, modules and `_toc.yml` must match both ways. Two files are no chapter and no module:
+# the settings of the site, and `__init__.py`.
+
+# %%
+#| export
+def misfits(root: Path, exported: Collection[str]) -> list[str]:
     """Say which chapters, modules and entries of `_toc.yml` lack their counterpart."""
-    toc, chapters = read_toc(root), chapter_files(root)
-    modules = sorted(path.stem for path in (root / "rlbook").glob("*.py"))
+    toc = {f"book/{name}.py" for name in read_toc(root)}
+    chapters = {f"book/{path.name}" for path in (root / "book").glob("*.py")} - {"book/conf.py"}
+    modules = {f"rlbook/{path.name}" for path in (root / "rlbook").glob("*.py")}
+    stale = modules - {"rlbook/__init__.py", *exported}
     return [
-        *(f"book/{n}.py is in _toc.yml, but not there." for n in toc if n not in chapters),
-        *(f"book/{n}.py is not in _toc.yml." for n in chapters if n not in toc),
-        *(f"rlbook/{n}.py has no chapter." for n in modules if n not in [*toc, "__init__"]),
+        *(f"{name} is in _toc.yml but does not exist." for name in sorted(toc - chapters)),
+        *(f"{name} is not in _toc.yml." for name in sorted(chapters - toc)),
+        *(f"{name} is exported by no chapter: delete it." for name in sorted(stale)),
     ]
 
 
 # %%
 #| export
 def tangle(root: Path, check: bool = False) -> bool:
-    """Write all modules from their chapters, or check them; return whether nothing is amiss."""
+    """Write all modules, or with `check` show what would change; return whether all agrees."""
     files, mistakes = library_files(root)
-    mistakes += misfits(root)
     changed = False
-    for path, new in files.items():
+    for name, new in files.items():
+        path = root / name
         old = path.read_text(encoding="utf-8") if path.is_file() else ""
         if new == old:
             continue
         changed = True
-        name = path.relative_to(root).as_posix()
         if check:
-            diff = difflib.unified_diff(
-                old.splitlines(keepends=True), new.splitlines(keepends=True), name, f"{name} (new)"
-            )
-            sys.stdout.writelines(diff)
+            lines = old.splitlines(keepends=True), new.splitlines(keepends=True)
+            sys.stdout.writelines(difflib.unified_diff(*lines, name, f"{name}, from its chapter"))
         else:
-            path.parent.mkdir(exist_ok=True)
             path.write_text(new, encoding="utf-8")
             print(f"wrote {name}")
-    for mistake in mistakes:
-        print(mistake)
-    return not mistakes and not (check and changed)
+    if mistakes:
+        raise ValueError("\n".join(mistakes))
+    notes = misfits(root, files)
+    agree = not notes and not (check and changed)
+    for line in ["The chapters and the library agree."] if agree else notes:
+        print(line)
+    return agree
 
 
 # %% [markdown]
+# Write the tiny library; then change the chapter, and see the check object.
+
+# %%
+assert tangle(tiny_book)
+tiny.write_text(tiny_chapter.replace("x / 2", "x * 0.5"))
+assert not tangle(tiny_book, check=True)
+
+# %% [markdown]
 # ## The notebook
+#
+# The other half of a chapter is its notebook: the same cells, with outputs. Every cell of a
+# notebook has an id, and tools draw ids at random, so that making a notebook anew changes every
+# cell. Ours are made of the source. A cell that did not change keeps its id, wherever it moves, and
+# by the id we find the output that it had.
 
 # %%
 #| export
@@ -281,36 +488,41 @@ def paired_notebook(chapter_path: Path) -> Any:
     """Make the notebook of a chapter; cells that did not change keep their outputs."""
     import nbformat
 
+    path = chapter_path.with_suffix(".ipynb")
+    old = nbformat.read(path, as_version=4).cells if path.is_file() else []
+    known = {cell.id: cell for cell in old if cell.cell_type == "code"}
     notebook = read_notebook(chapter_path)
-    notebook_path = chapter_path.with_suffix(".ipynb")
-    old = nbformat.read(notebook_path, as_version=4).cells if notebook_path.is_file() else []
-    outputs = {cell.id: cell for cell in old if cell.cell_type == "code"}
     notebook.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
-    seen: dict[str, int] = {}
+    digests: list[str] = []
     for cell in notebook.cells:
-        # The id is made of the source, so that it stays when the cell moves.
-        digest = hashlib.sha256(cell.source.encode()).hexdigest()[:12]
-        seen[digest] = seen.get(digest, 0) + 1
-        cell.id = digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"
+        digests.append(hashlib.sha256(cell.source.encode()).hexdigest()[:12])
+        cell.id = f"{digests[-1]}-{digests.count(digests[-1])}"  # the same source may come twice
         cell.metadata.pop("lines_to_next_cell", None)
-        if cell.cell_type == "code" and cell.id in outputs:
-            cell.outputs = outputs[cell.id].outputs
-            cell.execution_count = outputs[cell.id].execution_count
+        if cell.cell_type == "code" and cell.id in known:
+            cell.outputs = known[cell.id].outputs
+            cell.execution_count = known[cell.id].execution_count
     return notebook
 
 
 def write_notebook(notebook: Any, chapter_path: Path) -> None:
-    """Write the notebook beside its chapter, if that changes anything."""
+    """Write a notebook beside its chapter."""
     import nbformat
 
-    path = chapter_path.with_suffix(".ipynb")
     text = nbformat.writes(notebook) + "\n"
-    if not path.is_file() or path.read_text(encoding="utf-8") != text:
-        path.write_text(text, encoding="utf-8")
+    chapter_path.with_suffix(".ipynb").write_text(text, encoding="utf-8")
 
 
 # %% [markdown]
 # ## Running a chapter
+#
+# To run a chapter is to start a Python process, a kernel, send it one cell after the other and
+# collect what comes back. nbclient does that. Four things are left to us:
+#
+# - Jupyter would look up the kernel `python3` in a list of the machine, which may be another Python
+#   without `rlbook`. With no folder to look in, it takes the interpreter that runs this line.
+# - A variable `MPLBACKEND` in your shell would swallow the figures. The kernel does not get it.
+# - What a cell says on stderr, warnings mostly, goes to the author and not to the reader.
+# - Times and versions stay out, so that running twice writes the same file twice.
 
 # %%
 #| export
@@ -322,7 +534,7 @@ def run_chapter(chapter_path: Path) -> str:
     from nbclient.exceptions import CellExecutionError
 
     notebook = paired_notebook(chapter_path)
-    # With no folder to look for kernels in, the one left is the interpreter that runs this line.
+    language = dict(notebook.metadata["language_info"])
     kernels = KernelSpecManager(kernel_dirs=[])
     client = NotebookClient(
         notebook,
@@ -331,33 +543,82 @@ def run_chapter(chapter_path: Path) -> str:
         extra_arguments=["--log-level=ERROR"],
         record_timing=False,
         store_widget_state=False,
-        timeout=None,
     )
     environment = {key: value for key, value in os.environ.items() if key != "MPLBACKEND"}
     try:
         client.execute(cleanup_kc=True, env=environment)
     except CellExecutionError as error:
         plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
-        raise ValueError(f"book/{chapter_path.name} stopped:\n{plain}") from None
-    notebook.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
-    said = []
+        raise ValueError(f"book/{chapter_path.name} stopped.\n{plain}") from None
+    notebook.metadata["language_info"] = language
+    said = ""
     for cell in notebook.cells:
-        if cell.cell_type == "code":
-            cell.metadata.pop("execution", None)
-            errors = [output for output in cell.outputs if output.get("name") == "stderr"]
-            said += [output.text for output in errors]
-            cell.outputs = [output for output in cell.outputs if output not in errors]
+        for output in [out for out in cell.get("outputs", []) if out.get("name") == "stderr"]:
+            said += output.text
+            cell.outputs.remove(output)
     write_notebook(notebook, chapter_path)
-    return "".join(said)
+    return said
 
 
 # %% [markdown]
+# Run the tiny chapter. Its last cell prints a line, and after a second run the notebook has the
+# same bytes.
+
+# %%
+def outputs(chapter_path: Path) -> list[str]:
+    """List what the cells of a chapter printed, as its notebook tells it."""
+    cells = nbformat.read(chapter_path.with_suffix(".ipynb"), as_version=4).cells
+    return [output.text for cell in cells for output in cell.get("outputs", [])]
+
+
+tiny.write_text(tiny_chapter)
+assert run_chapter(tiny) == ""
+assert outputs(tiny) == ["halve(5) is 2.5\n"]
+
+first = tiny.with_suffix(".ipynb").read_bytes()
+run_chapter(tiny)
+assert tiny.with_suffix(".ipynb").read_bytes() == first
+
+# %% [markdown]
+# Now edit the text of the chapter, not its code, and pair the two again without running anything:
+# the output is still there. Edit the code, and the output that no longer belongs to it is gone.
+
+# %%
+tiny.write_text(tiny_chapter.replace("## Halving", "## Half of everything"))
+write_notebook(paired_notebook(tiny), tiny)
+assert outputs(tiny) == ["halve(5) is 2.5\n"]
+
+tiny.write_text(tiny_chapter.replace("halve(5)", "halve(7)"))
+write_notebook(paired_notebook(tiny), tiny)
+assert outputs(tiny) == []
+
+# %% [markdown]
 # ## The command
+#
+# What is left is a command with four verbs: `export` (also meant when you give none), `run`, `sync`
+# for pairing without running, and `list` for the notebooks in the order of the book.
+
+# %%
+#| export
+def run_chapters(root: Path, names: Sequence[str]) -> None:
+    """Run chapters one after the other, with a line for each."""
+    for i, name in enumerate(names, start=1):
+        print(f"{i:2}/{len(names)}  {name:12}", end="", flush=True)
+        start = time.monotonic()
+        try:
+            said = run_chapter(root / "book" / f"{name}.py")
+        except ValueError:
+            print("failed", flush=True)
+            raise
+        print(f"{time.monotonic() - start:6.1f} s", flush=True)
+        if said:
+            print(f"on stderr: {said.rstrip()}", flush=True)
+
 
 # %%
 #| export
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `python -m rlbook.tangle`; return the exit code."""
+    """Export the chapters, or run, pair or list them."""
     parser = argparse.ArgumentParser(prog="python -m rlbook.tangle", description=main.__doc__)
     verbs = ["export", "run", "sync", "list"]
     parser.add_argument("verb", nargs="?", default="export", choices=verbs)
@@ -366,29 +627,152 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         root = find_root()
+        toc = read_toc(root)
+        for name in set(options.names) - set(toc):
+            raise ValueError(f"There is no chapter {name!r}: the book has {', '.join(toc)}.")
+        names = options.names or toc
         if options.verb == "export":
-            return 0 if tangle(root, check=options.check) or not options.check else 1
-        names = options.names or read_toc(root)
+            return 0 if tangle(root, options.check) or not options.check else 1
+        if options.verb == "run":
+            run_chapters(root, names)
         for name in names:
-            path = root / "book" / f"{name}.py"
             if options.verb == "list":
                 print(f"book/{name}.ipynb")
             elif options.verb == "sync":
+                path = root / "book" / f"{name}.py"
                 write_notebook(paired_notebook(path), path)
-            else:
-                start = time.monotonic()
-                said = run_chapter(path)
-                print(f"{name:12} {time.monotonic() - start:6.1f} s", flush=True)
-                if said:
-                    print(f"  on stderr: {said.strip()}", flush=True)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     return 0
 
 
+# %% [markdown]
+# A cell in a notebook is called `__main__` too, so the usual last lines of a command would run
+# here as well. But a cell has no file:
+
 # %%
 #| export
-# A cell in a notebook is called __main__ too, but it has no file.
 if __name__ == "__main__" and "__file__" in globals():
     sys.exit(main())
+
+# %% [markdown]
+# ## It writes itself
+#
+# The last test: the functions that you have defined in this notebook make, from this chapter, the
+# module `rlbook/tangle.py`, character by character as it is stored.
+
+# %%
+root = find_root()
+made = module_source(root / "book" / "tangle.py")
+assert made == (root / "rlbook" / "tangle.py").read_text(encoding="utf-8")
+print(made[: made.index("# %%")])
+
+# %% [markdown]
+# How much of each chapter is library, and how much is the way there?
+
+# %%
+chapters = [name for name in read_toc(root) if (root / "book" / f"{name}.py").is_file()]
+totals, exported = [], []
+for name in chapters:
+    path = root / "book" / f"{name}.py"
+    totals.append(len(path.read_text(encoding="utf-8").splitlines()))
+    exported.append(sum(len(cell.code.splitlines()) for cell in exported_cells(path)))
+
+_, ax = plt.subplots(figsize=(7, 0.6 + 0.28 * len(chapters)))
+ax.barh(chapters, totals, color=PALETTE[0], alpha=0.25, label="the whole chapter")
+ax.barh(chapters, exported, color=PALETTE[0], label="exported to the library")
+ax.invert_yaxis()
+ax.grid(axis="y", visible=False)
+ax.set_xlabel("lines in book/NAME.py")
+ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+plt.show()
+
+# %% [markdown]
+# ## What it does not do
+#
+# - One chapter makes one module. A chapter cannot add to the module of another.
+# - It does not look for names that an exported cell uses and no exported cell defines. The linter
+#   and the types, which run over the modules, do.
+# - It does not write from the module back into the chapter. An edit in `rlbook/` is reported by
+#   `--check` and lost by the next export: the first line of each module says so.
+#
+# ## Exercises
+#
+# **1. A planted bug.** Here is a shorter `defined_names`. It finds all functions and classes, and a
+# first test passes. What is wrong with it, and how would a user notice?
+
+# %%
+def shorter_names(tree: ast.Module) -> set[str]:
+    """Return the names of all functions and classes."""
+    kinds = ast.FunctionDef | ast.ClassDef
+    return {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
+
+
+assert shorter_names(ast.parse("def halve(x): return x / 2")) == {"halve"}
+print(sorted(shorter_names(ast.parse("class Ring:\n    def add(self, row): ..."))))
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# `ast.walk` goes down into classes and functions, so the method `add` becomes a name of the module.
+# Nothing fails until somebody writes `from rlbook.replay import *`: then Python looks for
+# `rlbook.replay.add` and raises an `AttributeError`. Only the statements in `tree.body` are at the
+# top level. (It also leaves out constants, and gives names with an underscore away.)
+#
+# </details>
+#
+# **2.** The id of a cell could be its position: `cell-1`, `cell-2`, and so on. That is stable as
+# well when a notebook is made anew. What goes wrong when you add a cell at the top and call `sync`?
+#
+# <details>
+# <summary>Solution</summary>
+#
+# Every cell below moves down by one, and so finds the output of its upper neighbour under its id.
+# The notebook then shows outputs that its cells never made, which is worse than none.
+#
+# </details>
+#
+# **3.** A cell of more than 40 exported lines often holds two ideas. Write a check that lists such
+# cells for the whole book.
+#
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# for name in read_toc(root):
+#     for cell in exported_cells(root / "book" / f"{name}.py"):
+#         length = len(cell.code.splitlines())
+#         if length > 40:
+#             print(f"book/{name}.py, line {cell.line}, {cell.heading!r}: {length} lines")
+# ```
+#
+# </details>
+#
+# ## Use it
+#
+# From Python:
+#
+# ```python
+# from rlbook.tangle import find_root, tangle
+#
+# tangle(find_root(), check=True)
+# ```
+#
+# From the shell, anywhere in a checkout:
+#
+# ```
+# rlbook tangle                          # write the library from the chapters
+# rlbook tangle --check                  # show what differs, exit code 1 if anything does
+# python -m rlbook.tangle run tangle     # run this chapter, keep its outputs
+# python -m rlbook.tangle sync           # pair all notebooks with their chapters, run nothing
+# ```
+#
+# ## References
+#
+# - D. E. Knuth, *Literate Programming*, The Computer Journal 27(2), 1984. The word *tangle* is his:
+#   his program of that name takes the code out of the text.
+# - [nbdev](https://nbdev.fast.ai), from which `#| export` comes.
+# - [jupytext](https://jupytext.readthedocs.io), which reads the percent format.
+# - [nbclient](https://nbclient.readthedocs.io), which runs notebooks.

@@ -3,7 +3,6 @@
 __all__ = [
     "ExportedCell",
     "all_list",
-    "chapter_files",
     "defined_names",
     "exported_cells",
     "find_root",
@@ -16,6 +15,7 @@ __all__ = [
     "read_notebook",
     "read_toc",
     "run_chapter",
+    "run_chapters",
     "tangle",
     "toc_files",
     "write_notebook",
@@ -30,7 +30,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,14 +51,11 @@ def find_root(start: Path | None = None) -> Path:
 
 def toc_files(node: Any) -> Iterator[str]:
     """Yield what a table of contents calls `root` or `file`, from top to bottom."""
-    if isinstance(node, dict):
-        for key, value in node.items():
-            if key in ("root", "file"):
-                yield str(value)
-            else:
-                yield from toc_files(value)
-    elif isinstance(node, list):
-        for value in node:
+    children = node.items() if isinstance(node, dict) else enumerate(node)
+    for key, value in children:
+        if key in ("root", "file"):
+            yield str(value)
+        elif isinstance(value, dict | list):
             yield from toc_files(value)
 
 
@@ -77,10 +74,10 @@ def read_notebook(chapter_path: Path) -> Any:
         raise ValueError(
             'Reading a chapter needs jupytext: install it with `pip install "rlbook[book]"`.'
         ) from None
-    # Without comment_magics=False the comment `# copy the weights` would be read as a command.
+    # Otherwise the comment `# copy the weights` would be read as a shell command.
     fmt = {"extension": ".py", "format_name": "percent", "comment_magics": False}
     notebook = jupytext.read(chapter_path, fmt=fmt)
-    notebook.metadata["jupytext"].pop("comment_magics", None)
+    notebook.metadata["jupytext"] = {"formats": "ipynb,py:percent"}
     return notebook
 
 
@@ -98,11 +95,10 @@ def exported_cells(chapter_path: Path) -> list[ExportedCell]:
     cells, heading, position = [], chapter_path.stem, 0
     for cell in read_notebook(chapter_path).cells:
         if cell.cell_type == "markdown":
-            headings = re.findall(r"^#+ +(.+?) *$", cell.source, flags=re.MULTILINE)
-            heading = headings[-1] if headings else heading
+            prose = re.sub(r"^```.*?^```", "", cell.source, flags=re.MULTILINE | re.DOTALL)
+            heading = [heading, *re.findall(r"^#{1,6} +(.+?) *$", prose, flags=re.MULTILINE)][-1]
             continue
-        # The source of a code cell stands in the chapter as it is: that gives its line.
-        position = max(text.find(cell.source, position), position)
+        position = max(position, text.find(cell.source, position))
         first, _, code = cell.source.partition("\n")
         if first.strip() == "#| export":
             line = text.count("\n", 0, position) + 2
@@ -113,43 +109,46 @@ def exported_cells(chapter_path: Path) -> list[ExportedCell]:
 
 # %% book/tangle.py · What may not be exported
 def parse_cell(cell: ExportedCell, chapter: str) -> ast.Module:
-    """Parse an exported cell; refuse what would not work, or not be readable, in a module."""
+    """Parse an exported cell, and refuse what would not work in a module."""
 
-    def mistake(what: str, line: int | None) -> ValueError:
-        where = cell.line + (line or 1) - 1
-        return ValueError(f"{chapter}, under {cell.heading!r}, line {where}: {what}")
+    def mistake(line: int | None, what: str) -> ValueError:
+        where = f"{chapter}, under {cell.heading!r}, line {cell.line + (line or 1) - 1}"
+        return ValueError(f"{where}: {what}.")
 
     try:
-        tree = ast.parse(cell.code)
+        compile(cell.code, chapter, "exec")
     except SyntaxError as error:
-        bad = (error.text or "").strip()
+        lines = cell.code.splitlines()
+        bad = lines[min(error.lineno or 1, len(lines)) - 1].strip()
         if bad.startswith(("%", "!", "?")) or bad.endswith("?"):
-            raise mistake(f"a module cannot hold the magic {bad!r}.", error.lineno) from None
-        raise mistake(f"{error.msg} in {bad!r}.", error.lineno) from None
+            raise mistake(error.lineno, f"a module cannot hold the magic {bad!r}") from None
+        raise mistake(error.lineno, f"{error.msg} in {bad!r}") from None
+    tree = ast.parse(cell.code)
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.level:
-            raise mistake("write `from rlbook.NAME`, not a relative import.", node.lineno)
+            raise mistake(node.lineno, "a relative import, write `from rlbook.NAME import` instead")
         if isinstance(node, ast.ImportFrom) and node.module == "__future__":
-            raise mistake("`from __future__` cannot be exported; quote the type.", node.lineno)
+            raise mistake(node.lineno, "`from __future__` cannot be exported, quote the type")
     return tree
 
 
 # %% book/tangle.py · Public names
-def defined_names(tree: ast.Module) -> list[str]:
-    """List the public names that a cell defines at its top level; imported ones are not its own."""
-    names: list[str] = []
+def defined_names(tree: ast.Module) -> set[str]:
+    """Return the public names that a cell defines at its top level."""
+    names = set()
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.append(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.Assign | ast.AnnAssign):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            for part in (part for target in targets for part in ast.walk(target)):
-                if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
-                    names.append(part.id)
-    return [name for name in names if not name.startswith("_")]
+            parts = [part for target in targets for part in ast.walk(target)]
+            # In `a.b = 1` the name `a` is loaded, not stored: nothing new is defined.
+            stored = [part for part in parts if isinstance(getattr(part, "ctx", None), ast.Store)]
+            names |= {part.id for part in stored if isinstance(part, ast.Name)}
+    return {name for name in names if not name.startswith("_")}
 
 
-def all_list(names: Sequence[str]) -> str:
+def all_list(names: set[str]) -> str:
     """Write `__all__`: constants, then classes, then functions, each in alphabetical order."""
     ordered = sorted(names, key=lambda name: (not name.isupper(), name[0].islower(), name))
     quoted = [f'"{name}"' for name in ordered]
@@ -163,90 +162,81 @@ def all_list(names: Sequence[str]) -> str:
 def module_source(chapter_path: Path) -> str | None:
     """Write the module that a chapter exports, or return None when it exports nothing."""
     chapter = f"book/{chapter_path.name}"
-    names: list[str] = []
-    blocks: list[str] = []
-    heading, after_imports = None, False
+    names: set[str] = set()
+    text, heading, after_imports = "", None, True
     for cell in exported_cells(chapter_path):
         tree = parse_cell(cell, chapter)
-        for name in defined_names(tree):
-            if name in names:
-                raise ValueError(
-                    f"{chapter}, under {cell.heading!r}, line {cell.line}: {name} is defined twice."
-                )
-            names.append(name)
-        defines = bool(tree.body) and isinstance(tree.body[0], ast.FunctionDef | ast.ClassDef)
-        blank_lines = 1 if not blocks or (after_imports and not defines) else 2
-        title = f"# %% {chapter} · {cell.heading}\n" if cell.heading != heading else ""
-        blocks.append("\n" * blank_lines + title + cell.code + "\n")
+        for name in names & defined_names(tree):
+            where = f"{chapter}, under {cell.heading!r}, line {cell.line}"
+            raise ValueError(f"{where}: {name} is defined by an earlier cell too.")
+        names |= defined_names(tree)
+        definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+        defines = any(isinstance(node, definition) for node in tree.body[:1])
+        text += "\n" if after_imports and not defines else "\n\n"
+        text += f"# %% {chapter} · {cell.heading}\n" if cell.heading != heading else ""
+        text += cell.code + "\n"
         heading = cell.heading
         after_imports = all(isinstance(node, ast.Import | ast.ImportFrom) for node in tree.body)
-    if not blocks:
+    if not text:
         return None
-    header = f'"""Made from {chapter}: edit the chapter, then run `rlbook tangle`."""\n\n'
-    return header + all_list(names) + "\n" + "".join(blocks)
+    header = f'"""Made from {chapter}: edit the chapter, then run `rlbook tangle`."""'
+    return f"{header}\n\n{all_list(names)}\n{text}"
 
 
 # %% book/tangle.py · The library
-def chapter_files(root: Path) -> list[str]:
-    """List the names of the chapters in the folder book/; the settings of the site are not one."""
-    return sorted(path.stem for path in (root / "book").glob("*.py") if path.stem != "conf")
-
-
-def library_files(root: Path) -> tuple[dict[Path, str], list[str]]:
+def library_files(root: Path) -> tuple[dict[str, str], list[str]]:
     """Return the text of each generated file of the library, and the mistakes in the chapters."""
-    files: dict[Path, str] = {}
-    mistakes: list[str] = []
-    names = []
+    files, names, mistakes = {}, [], []
     for name in read_toc(root):
         path = root / "book" / f"{name}.py"
-        if not path.is_file():
-            continue
         try:
-            source = module_source(path)
+            source = module_source(path) if path.is_file() else None
         except ValueError as error:
             mistakes.append(str(error))
             continue
         if source is not None:
-            files[root / "rlbook" / f"{name}.py"] = source
+            files[f"rlbook/{name}.py"] = source
             names.append(name)
-    files[root / "rlbook" / "chapters.txt"] = "".join(f"{name}\n" for name in names)
+    files["rlbook/chapters.txt"] = "".join(f"{name}\n" for name in names)
     return files, mistakes
 
 
-def misfits(root: Path) -> list[str]:
+def misfits(root: Path, exported: Collection[str]) -> list[str]:
     """Say which chapters, modules and entries of `_toc.yml` lack their counterpart."""
-    toc, chapters = read_toc(root), chapter_files(root)
-    modules = sorted(path.stem for path in (root / "rlbook").glob("*.py"))
+    toc = {f"book/{name}.py" for name in read_toc(root)}
+    chapters = {f"book/{path.name}" for path in (root / "book").glob("*.py")} - {"book/conf.py"}
+    modules = {f"rlbook/{path.name}" for path in (root / "rlbook").glob("*.py")}
+    stale = modules - {"rlbook/__init__.py", *exported}
     return [
-        *(f"book/{n}.py is in _toc.yml, but not there." for n in toc if n not in chapters),
-        *(f"book/{n}.py is not in _toc.yml." for n in chapters if n not in toc),
-        *(f"rlbook/{n}.py has no chapter." for n in modules if n not in [*toc, "__init__"]),
+        *(f"{name} is in _toc.yml but does not exist." for name in sorted(toc - chapters)),
+        *(f"{name} is not in _toc.yml." for name in sorted(chapters - toc)),
+        *(f"{name} is exported by no chapter: delete it." for name in sorted(stale)),
     ]
 
 
 def tangle(root: Path, check: bool = False) -> bool:
-    """Write all modules from their chapters, or check them; return whether nothing is amiss."""
+    """Write all modules, or with `check` show what would change; return whether all agrees."""
     files, mistakes = library_files(root)
-    mistakes += misfits(root)
     changed = False
-    for path, new in files.items():
+    for name, new in files.items():
+        path = root / name
         old = path.read_text(encoding="utf-8") if path.is_file() else ""
         if new == old:
             continue
         changed = True
-        name = path.relative_to(root).as_posix()
         if check:
-            diff = difflib.unified_diff(
-                old.splitlines(keepends=True), new.splitlines(keepends=True), name, f"{name} (new)"
-            )
-            sys.stdout.writelines(diff)
+            lines = old.splitlines(keepends=True), new.splitlines(keepends=True)
+            sys.stdout.writelines(difflib.unified_diff(*lines, name, f"{name}, from its chapter"))
         else:
-            path.parent.mkdir(exist_ok=True)
             path.write_text(new, encoding="utf-8")
             print(f"wrote {name}")
-    for mistake in mistakes:
-        print(mistake)
-    return not mistakes and not (check and changed)
+    if mistakes:
+        raise ValueError("\n".join(mistakes))
+    notes = misfits(root, files)
+    agree = not notes and not (check and changed)
+    for line in ["The chapters and the library agree."] if agree else notes:
+        print(line)
+    return agree
 
 
 # %% book/tangle.py · The notebook
@@ -254,32 +244,28 @@ def paired_notebook(chapter_path: Path) -> Any:
     """Make the notebook of a chapter; cells that did not change keep their outputs."""
     import nbformat
 
+    path = chapter_path.with_suffix(".ipynb")
+    old = nbformat.read(path, as_version=4).cells if path.is_file() else []
+    known = {cell.id: cell for cell in old if cell.cell_type == "code"}
     notebook = read_notebook(chapter_path)
-    notebook_path = chapter_path.with_suffix(".ipynb")
-    old = nbformat.read(notebook_path, as_version=4).cells if notebook_path.is_file() else []
-    outputs = {cell.id: cell for cell in old if cell.cell_type == "code"}
     notebook.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
-    seen: dict[str, int] = {}
+    digests: list[str] = []
     for cell in notebook.cells:
-        # The id is made of the source, so that it stays when the cell moves.
-        digest = hashlib.sha256(cell.source.encode()).hexdigest()[:12]
-        seen[digest] = seen.get(digest, 0) + 1
-        cell.id = digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"
+        digests.append(hashlib.sha256(cell.source.encode()).hexdigest()[:12])
+        cell.id = f"{digests[-1]}-{digests.count(digests[-1])}"  # the same source may come twice
         cell.metadata.pop("lines_to_next_cell", None)
-        if cell.cell_type == "code" and cell.id in outputs:
-            cell.outputs = outputs[cell.id].outputs
-            cell.execution_count = outputs[cell.id].execution_count
+        if cell.cell_type == "code" and cell.id in known:
+            cell.outputs = known[cell.id].outputs
+            cell.execution_count = known[cell.id].execution_count
     return notebook
 
 
 def write_notebook(notebook: Any, chapter_path: Path) -> None:
-    """Write the notebook beside its chapter, if that changes anything."""
+    """Write a notebook beside its chapter."""
     import nbformat
 
-    path = chapter_path.with_suffix(".ipynb")
     text = nbformat.writes(notebook) + "\n"
-    if not path.is_file() or path.read_text(encoding="utf-8") != text:
-        path.write_text(text, encoding="utf-8")
+    chapter_path.with_suffix(".ipynb").write_text(text, encoding="utf-8")
 
 
 # %% book/tangle.py · Running a chapter
@@ -291,7 +277,7 @@ def run_chapter(chapter_path: Path) -> str:
     from nbclient.exceptions import CellExecutionError
 
     notebook = paired_notebook(chapter_path)
-    # With no folder to look for kernels in, the one left is the interpreter that runs this line.
+    language = dict(notebook.metadata["language_info"])
     kernels = KernelSpecManager(kernel_dirs=[])
     client = NotebookClient(
         notebook,
@@ -300,29 +286,41 @@ def run_chapter(chapter_path: Path) -> str:
         extra_arguments=["--log-level=ERROR"],
         record_timing=False,
         store_widget_state=False,
-        timeout=None,
     )
     environment = {key: value for key, value in os.environ.items() if key != "MPLBACKEND"}
     try:
         client.execute(cleanup_kc=True, env=environment)
     except CellExecutionError as error:
         plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
-        raise ValueError(f"book/{chapter_path.name} stopped:\n{plain}") from None
-    notebook.metadata["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
-    said = []
+        raise ValueError(f"book/{chapter_path.name} stopped.\n{plain}") from None
+    notebook.metadata["language_info"] = language
+    said = ""
     for cell in notebook.cells:
-        if cell.cell_type == "code":
-            cell.metadata.pop("execution", None)
-            errors = [output for output in cell.outputs if output.get("name") == "stderr"]
-            said += [output.text for output in errors]
-            cell.outputs = [output for output in cell.outputs if output not in errors]
+        for output in [out for out in cell.get("outputs", []) if out.get("name") == "stderr"]:
+            said += output.text
+            cell.outputs.remove(output)
     write_notebook(notebook, chapter_path)
-    return "".join(said)
+    return said
 
 
 # %% book/tangle.py · The command
+def run_chapters(root: Path, names: Sequence[str]) -> None:
+    """Run chapters one after the other, with a line for each."""
+    for i, name in enumerate(names, start=1):
+        print(f"{i:2}/{len(names)}  {name:12}", end="", flush=True)
+        start = time.monotonic()
+        try:
+            said = run_chapter(root / "book" / f"{name}.py")
+        except ValueError:
+            print("failed", flush=True)
+            raise
+        print(f"{time.monotonic() - start:6.1f} s", flush=True)
+        if said:
+            print(f"on stderr: {said.rstrip()}", flush=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `python -m rlbook.tangle`; return the exit code."""
+    """Export the chapters, or run, pair or list them."""
     parser = argparse.ArgumentParser(prog="python -m rlbook.tangle", description=main.__doc__)
     verbs = ["export", "run", "sync", "list"]
     parser.add_argument("verb", nargs="?", default="export", choices=verbs)
@@ -331,27 +329,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         root = find_root()
+        toc = read_toc(root)
+        for name in set(options.names) - set(toc):
+            raise ValueError(f"There is no chapter {name!r}: the book has {', '.join(toc)}.")
+        names = options.names or toc
         if options.verb == "export":
-            return 0 if tangle(root, check=options.check) or not options.check else 1
-        names = options.names or read_toc(root)
+            return 0 if tangle(root, options.check) or not options.check else 1
+        if options.verb == "run":
+            run_chapters(root, names)
         for name in names:
-            path = root / "book" / f"{name}.py"
             if options.verb == "list":
                 print(f"book/{name}.ipynb")
             elif options.verb == "sync":
+                path = root / "book" / f"{name}.py"
                 write_notebook(paired_notebook(path), path)
-            else:
-                start = time.monotonic()
-                said = run_chapter(path)
-                print(f"{name:12} {time.monotonic() - start:6.1f} s", flush=True)
-                if said:
-                    print(f"  on stderr: {said.strip()}", flush=True)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
     return 0
 
 
-# A cell in a notebook is called __main__ too, but it has no file.
 if __name__ == "__main__" and "__file__" in globals():
     sys.exit(main())
