@@ -1,4 +1,32 @@
-"""Made from book/figures.py by `rlbook tangle`: edit there."""
+"""Made from book/figures.py: edit the chapter, then run `rlbook tangle`."""
+
+__all__ = [
+    "COLORS",
+    "PALETTE",
+    "STYLE",
+    "Curve",
+    "Frames",
+    "check_frames",
+    "filmstrip",
+    "frame_delays",
+    "group_runs",
+    "label_curves",
+    "load_result",
+    "on_common_grid",
+    "pick_frames",
+    "plot_band",
+    "plot_heatmap",
+    "plot_result",
+    "plot_runs",
+    "read_metrics",
+    "read_run",
+    "result_problem",
+    "run_labels",
+    "save_gif",
+    "series_colors",
+    "use_style",
+    "write_whole",
+]
 
 # %% book/figures.py · Figures
 import json
@@ -16,10 +44,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter
 from PIL import Image
 
 from rlbook.envs import mean_interval, nearest
-
 
 # %% book/figures.py · Colours
 COLORS: dict[str, str] = {
@@ -35,7 +63,6 @@ COLORS: dict[str, str] = {
 PALETTE: list[str] = [color for name, color in COLORS.items() if name != "random"]
 
 
-# %% book/figures.py · Colours
 def series_colors(algorithms: Sequence[str]) -> list[str]:
     """Give the first series of each algorithm its own colour, and the others what is left."""
     free = [color for color in PALETTE if color not in {COLORS.get(a) for a in algorithms}]
@@ -97,6 +124,12 @@ def plot_band(
     return line
 
 
+def label_curves(ax: Axes, title: str = "", ylabel: str = "undiscounted return") -> None:
+    """Label the axes of learning curves, with large numbers of steps as 10k and 1M."""
+    ax.set(xlabel="environment steps", ylabel=ylabel, title=title)
+    ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+
+
 # %% book/figures.py · Filmstrips
 Frames = Sequence[np.ndarray] | np.ndarray  # n images of (height, width, 3), uint8
 
@@ -109,7 +142,6 @@ def pick_frames(frames: Frames, n: int) -> list[np.ndarray]:
     return [frames[i] for i in chosen]
 
 
-# %% book/figures.py · Filmstrips
 def check_frames(frames: Frames) -> None:
     """Raise unless there are frames, all of them 8-bit colour images of one size."""
     if len(frames) == 0:
@@ -124,7 +156,6 @@ def check_frames(frames: Frames) -> None:
             raise ValueError(f"Frames differ in size: {frames[0].shape} and {frame.shape}.")
 
 
-# %% book/figures.py · Filmstrips
 def filmstrip(frames: Frames, titles: Sequence[str] | None = None, columns: int = 8) -> Figure:
     """Lay frames out side by side, from left to right and then down."""
     check_frames(frames)
@@ -162,14 +193,12 @@ def write_whole(path: str | Path, save: Callable[[Path], object]) -> None:
             temporary.unlink()
 
 
-# %% book/figures.py · Animations
 def frame_delays(count: int, fps: float) -> list[int]:
     """Return the delay after each frame, in hundredths of a second, such that none adds up."""
     clock = np.round(np.arange(count + 1) * 100 / fps).astype(int)
     return [int(delay) for delay in np.diff(clock)]
 
 
-# %% book/figures.py · Animations
 def save_gif(frames: Frames, path: str | Path, fps: float = 30) -> None:
     """Write an endless animation that plays at the speed of the environment."""
     check_frames(frames)
@@ -237,7 +266,6 @@ def result_problem(result: Any) -> str | None:
     return None
 
 
-# %% book/figures.py · Stored results
 def load_result(path: str | Path) -> dict[str, Any]:
     """Read a stored result, and refuse one whose curves cannot be drawn."""
     try:
@@ -251,7 +279,6 @@ def load_result(path: str | Path) -> dict[str, Any]:
     return result
 
 
-# %% book/figures.py · Stored results
 def plot_result(
     ax: Axes,
     result: dict[str, Any],
@@ -267,7 +294,7 @@ def plot_result(
             raise ValueError(f"The result has no variant {name!r}.{nearest(name, list(runs))}")
         run = runs[name]
         plot_band(ax, np.array(run["steps"]), np.array(run["returns"]), label, colors[name])
-    ax.set(xlabel="environment steps", ylabel="undiscounted return", title=result["env_id"])
+    label_curves(ax, title=result["env_id"])
     ax.legend()
 
 
@@ -290,7 +317,6 @@ def read_metrics(path: str | Path) -> dict[str, np.ndarray]:
     return {"global_step": np.array([], dtype=np.int64), **metrics}
 
 
-# %% book/figures.py · The metrics of a run
 Curve = tuple[dict[str, Any], np.ndarray, np.ndarray]  # settings, steps, values
 
 
@@ -333,7 +359,6 @@ def group_runs(paths: Sequence[str | Path], metric: str) -> list[list[Curve]]:
     return [list(group.values()) for group in groups.values()]
 
 
-# %% book/figures.py · Runs side by side
 def on_common_grid(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
     """Return steps (points,) and values (curves, points), where all of the curves reach."""
     first = max(steps[0] for _, steps, _ in curves)
@@ -345,13 +370,12 @@ def on_common_grid(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
     return grid, np.stack([np.interp(grid, steps, values) for _, steps, values in curves])
 
 
-# %% book/figures.py · Runs side by side
 def run_labels(configs: Sequence[dict[str, Any]]) -> list[str]:
     """Name each group by its algorithm, and by the settings in which its like differ."""
     labels = []
     many_envs = len({config["env_id"] for config in configs}) > 1
     for config in configs:
-        like = [c for c in configs if (c["algo"], c["env_id"]) == (config["algo"], config["env_id"])]
+        like = [c for c in configs if all(c[k] == config[k] for k in ("algo", "env_id"))]
         differ = [key for key in config if any(c.get(key) != config[key] for c in like)]
         parts = [str(config["algo"])] + [str(config["env_id"])] * many_envs
         parts += [f"{key} {config[key]}" for key in differ[:3]] + ["…"] * (len(differ) > 3)
@@ -359,7 +383,6 @@ def run_labels(configs: Sequence[dict[str, Any]]) -> list[str]:
     return labels
 
 
-# %% book/figures.py · Runs side by side
 def plot_runs(
     paths: Sequence[str | Path], out: str | Path, metric: str = "eval_return_mean"
 ) -> Figure:
@@ -378,9 +401,9 @@ def plot_runs(
         ax = figure.subplots()
         for group, label, color in zip(groups, run_labels(configs), colors, strict=True):
             line = plot_band(ax, *on_common_grid(group), label, color)
-            line.set_marker("o" if len(line.get_xydata()) == 1 else "")  # one point has no line
+            line.set_marker("o" if np.size(line.get_xdata()) == 1 else "")  # a point has no line
         ylabel = "undiscounted return" if metric == "eval_return_mean" else metric
-        ax.set(xlabel="environment steps", ylabel=ylabel, title=", ".join(environments))
+        label_curves(ax, title=", ".join(environments), ylabel=ylabel)
         ax.legend()
         write_whole(out, lambda file: figure.savefig(file, format=kind))
     return figure

@@ -1,0 +1,1176 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Figures
+#
+# Every figure in this book goes through the few functions of this chapter: curves with a band,
+# filmstrips, animations, heat maps, and the readers of stored results and of runs. At the end you
+# can draw a learning curve that does not flatter its algorithm, and you have measured how far
+# you may trust its band.
+#
+# | | |
+# |---|---|
+# | You need | NumPy, and the mean and variance of a sample |
+# | Same as in most papers | mean over seeds, 95 % interval, one colour per algorithm |
+# | Different from many papers | Student's t instead of a bootstrap or one standard error |
+#
+# The difference matters because five seeds are few, as you will measure.
+
+# %%
+#| export
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import yaml
+from cycler import cycler
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter
+from PIL import Image
+
+from rlbook.envs import mean_interval, nearest
+
+# %% [markdown]
+# The cells of the chapter that are not part of the library need a little more.
+
+# %%
+os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame shall draw without a screen
+
+import base64
+import tempfile
+
+import matplotlib.pyplot as plt
+from IPython.display import HTML
+from scipy.special import stdtrit
+
+import rlbook.figures as finished
+from rlbook.envs import make_env
+
+# %% [markdown]
+# ## The problem: the same data, two stories
+#
+# Here are ten learning curves, five for "algorithm A" and five for "algorithm B". Each seed ends
+# at a level of its own, drawn from a normal distribution with mean 400 and standard deviation 60,
+# and each evaluation adds some noise. Mind the last line: A and B are **the same distribution**.
+# So any figure in which one of them wins is a lie.
+
+# %%
+steps = np.arange(1_000, 50_001, 1_000)  # (points,)
+shape = 1 - np.exp(-steps / 10_000)  # the true mean curve, as a part of the final level
+
+
+def made_up_returns(rng: np.random.Generator, seeds: int) -> np.ndarray:
+    """Return curves (seeds, points) whose true mean is 400 x `shape`."""
+    level = rng.normal(400, 60, size=(seeds, 1))
+    return level * shape + rng.normal(0, 12, size=(seeds, len(steps)))
+
+
+rng = np.random.default_rng(1)
+a, b = made_up_returns(rng, 5), made_up_returns(rng, 5)
+
+# %% [markdown]
+# On the left, A shows its best seed and B its mean. On the right, both show the mean of their five
+# seeds with the 95 % interval of that mean. The finished module draws it, and the rest of the
+# chapter builds that module.
+
+# %%
+finished.use_style()
+figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), sharey=True)
+best = a[:, -1].argmax()
+left.plot(steps, a[best], color=finished.PALETTE[3], label="A (best of 5 seeds)")
+left.plot(steps, b.mean(axis=0), color=finished.PALETTE[0], label="B (mean of 5 seeds)")
+left.legend(loc="lower right")
+finished.label_curves(left, title="A seems to win")
+finished.plot_band(right, steps, a, "A", finished.PALETTE[3])
+finished.plot_band(right, steps, b, "B", finished.PALETTE[0])
+right.plot(steps, 400 * shape, color="black", linestyle="--", label="the true mean of both")
+right.legend(loc="lower right")
+finished.label_curves(right, title="no difference to see", ylabel="")
+plt.show()
+
+# %% [markdown]
+# How large is the flattery? The best of two draws from a normal distribution lies on average
+# $\sigma / \sqrt{\pi} \approx 0.56\,\sigma$ above the mean, and it grows with every seed that you
+# try. With more seeds, the best seed says more about your budget and less about your algorithm.
+
+# %%
+draws = np.random.default_rng(0).normal(size=(20_000, 20))
+flattery = {n: draws[:, :n].max(axis=1).mean() for n in (1, 2, 5, 10, 20)}
+for n, sigmas in flattery.items():
+    print(f"best of {n:2d} seeds: {sigmas:+.2f} standard deviations, {60 * sigmas:+4.0f} of return")
+assert abs(flattery[2] - 1 / np.sqrt(np.pi)) < 0.03
+
+# %% [markdown]
+# ## Colours
+#
+# About one man in twelve sees red and green as nearly the same colour. So an algorithm's colour
+# comes from the palette of Okabe and Ito, which was chosen to survive that, and stays with the
+# algorithm through the whole book. Their eighth colour, yellow, is missing here: on white paper
+# nobody sees it.
+
+# %%
+#| export
+COLORS: dict[str, str] = {
+    "dqn": "#0072B2",  # blue
+    "drqn": "#E69F00",  # orange
+    "r2d2": "#009E73",  # bluish green
+    "sac": "#D55E00",  # vermilion
+    "redq": "#CC79A7",  # reddish purple
+    "drqv2": "#56B4E9",  # sky blue
+    "reference": "#000000",  # a known value or a paper's number
+    "random": "#595959",  # the random policy
+}
+PALETTE: list[str] = [color for name, color in COLORS.items() if name != "random"]
+
+
+# %% [markdown]
+# When one figure holds several series of one algorithm, as ablations do, the first keeps the
+# algorithm's colour and the others take what is left of the palette.
+
+# %%
+#| export
+def series_colors(algorithms: Sequence[str]) -> list[str]:
+    """Give the first series of each algorithm its own colour, and the others what is left."""
+    free = [color for color in PALETTE if color not in {COLORS.get(a) for a in algorithms}]
+    colors: list[str] = []
+    for i, algorithm in enumerate(algorithms):
+        first = algorithm in COLORS and algorithm not in algorithms[:i]
+        colors.append(COLORS[algorithm] if first else free[0])
+        if not first:
+            free.append(free.pop(0))  # turn the wheel: colours repeat only when all were used
+    return colors
+
+
+# %%
+assert series_colors(["dqn", "sac"]) == [COLORS["dqn"], COLORS["sac"]]
+assert series_colors(["dqn", "dqn", "dqn"]) == [COLORS["dqn"], COLORS["drqn"], COLORS["r2d2"]]
+
+# %% [markdown]
+# Is the palette as safe as it claims? A deuteranope has no working green-sensitive cones. Machado,
+# Oliveira and Fernandes published a matrix that turns a colour, as amounts of red, green and blue
+# light, into the one that such a person sees. Pixels do not store amounts of light but a power
+# of them, so the matrix goes between two conversions.
+
+# %%
+DEUTERANOPIA = np.array(
+    [
+        [0.367322, 0.860646, -0.227968],
+        [0.280085, 0.672501, 0.047413],
+        [-0.011820, 0.042940, 0.968881],
+    ]
+)
+
+
+def to_light(pixels: np.ndarray) -> np.ndarray:
+    """Turn sRGB values in [0, 1] into amounts of light."""
+    return np.where(pixels <= 0.04045, pixels / 12.92, ((pixels + 0.055) / 1.055) ** 2.4)
+
+
+def to_pixels(light: np.ndarray) -> np.ndarray:
+    """Turn amounts of light into sRGB values in [0, 1]."""
+    return np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
+
+
+def as_seen(colors: np.ndarray) -> np.ndarray:
+    """Return sRGB colours (n, 3) as a deuteranope sees them."""
+    return to_pixels(np.clip(to_light(colors) @ DEUTERANOPIA.T, 0, 1))
+
+
+# %% [markdown]
+# Grey has equal parts of everything, and a deuteranope sees it as it is. That is the number to
+# check by hand: each row of the matrix sums to one.
+
+# %%
+assert np.allclose(DEUTERANOPIA.sum(axis=1), 1, atol=2e-6)
+assert np.allclose(as_seen(np.full((1, 3), 0.5)), 0.5, atol=1e-5)
+
+# %% [markdown]
+# How different two colours look is close to their distance in the CIELAB space, which was built for
+# that: a distance of 2 can just be noticed side by side, and two thin lines in a plot need far
+# more.
+
+# %%
+RGB_TO_XYZ = np.array(
+    [
+        [0.4124564, 0.3575761, 0.1804375],
+        [0.2126729, 0.7151522, 0.0721750],
+        [0.0193339, 0.1191920, 0.9503041],
+    ]
+)
+
+
+def to_lab(colors: np.ndarray) -> np.ndarray:
+    """Return sRGB colours (n, 3) as CIELAB."""
+    xyz = to_light(colors) @ RGB_TO_XYZ.T / RGB_TO_XYZ.sum(axis=1)
+    f = np.where(xyz > (6 / 29) ** 3, np.cbrt(xyz), xyz / (3 * (6 / 29) ** 2) + 4 / 29)
+    x, y, z = f.T
+    return np.stack([116 * y - 16, 500 * (x - y), 200 * (y - z)], axis=1)
+
+
+def closest_pair(colors: np.ndarray) -> float:
+    """Return the smallest distance between two of the colours."""
+    lab = to_lab(colors)
+    distances = np.linalg.norm(lab[:, None] - lab[None], axis=2)
+    return float(distances[np.triu_indices(len(colors), k=1)].min())
+
+
+def rgb(colors: Sequence[str]) -> np.ndarray:
+    """Return named colours as sRGB (n, 3)."""
+    return np.array([matplotlib.colors.to_rgb(color) for color in colors])
+
+
+white_and_black = to_lab(rgb(["white", "black"]))
+assert np.allclose(white_and_black, [[100, 0, 0], [0, 0, 0]], atol=1e-3)
+
+# %% [markdown]
+# Now the question: which two colours come closest, for you and for a deuteranope, in the palette of
+# the book and in the first seven of matplotlib's own?
+
+# %%
+tab10 = [matplotlib.colors.to_hex(color) for color in matplotlib.color_sequences["tab10"][:7]]
+palettes = {"this book": PALETTE, "matplotlib's default": tab10}
+figure, panels = plt.subplots(1, 2, figsize=(9, 2.2))
+closest = {}
+for ax, (name, colors) in zip(panels, palettes.items(), strict=True):
+    seen = np.stack([rgb(colors), as_seen(rgb(colors))])  # (2, colours, 3)
+    closest[name] = [closest_pair(row) for row in seen]
+    ax.imshow(seen, aspect="auto")
+    ax.set(xticks=[], yticks=[0, 1], yticklabels=["normal", "deuteranope"], title=name)
+    ax.set_xticks(np.arange(6) + 0.5, minor=True)
+    ax.grid(False)
+    ax.grid(which="minor", color="white", linewidth=4)
+    ax.axhline(0.5, color="white", linewidth=4)
+    ax.tick_params(which="both", length=0)
+    ax.spines[:].set_visible(False)
+plt.show()
+for name, (normal, deuteranope) in closest.items():
+    print(f"closest pair, {name}: {normal:.0f} normal, {deuteranope:.0f} deuteranope")
+assert closest["this book"][1] > 2 * closest["matplotlib's default"][1]
+assert closest_pair(as_seen(rgb(list(COLORS.values())))) > 15  # the random policy's grey included
+
+# %% [markdown]
+# ## One style
+#
+# The settings say what a figure needs to be read in three places: on a screen, on paper, and on the
+# dark page that many readers choose. The last one spoils figures with a transparent background,
+# because black labels vanish; so the background is white and opaque.
+
+# %%
+#| export
+STYLE: dict[Any, Any] = {
+    "figure.figsize": (7.0, 3.6),  # inches
+    "figure.dpi": 110,  # 770 pixels: the width of a page of text, and a small file
+    "figure.facecolor": "white",  # opaque, so that black labels survive a dark page
+    "figure.constrained_layout.use": True,
+    "savefig.facecolor": "white",
+    "savefig.dpi": 150,
+    "font.size": 10.0,
+    "axes.titlesize": 10.5,
+    "axes.facecolor": "white",
+    "axes.edgecolor": "#555555",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.prop_cycle": cycler(color=PALETTE),
+    "grid.color": "#E3E3E3",
+    "grid.linewidth": 0.8,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "image.cmap": "viridis",
+}
+
+
+def use_style() -> None:
+    """Give every figure made after this call the look of the book."""
+    matplotlib.rcParams.update(STYLE)
+
+
+# %%
+use_style()
+blank = plt.figure(figsize=(1, 1))
+blank.canvas.draw()
+corner = np.asarray(blank.canvas.buffer_rgba())[0, 0]
+plt.close(blank)
+assert corner.tolist() == [255, 255, 255, 255]  # white, and no transparency
+
+# %% [markdown]
+# ## Curves with a band
+#
+# You have $n$ seeds, and at one point of the curve their returns $x_1, \dots, x_n$. Their mean
+# $\bar x$ is what you show. How far can it be from the mean that infinitely many seeds would
+# give? If the returns are roughly normal, then
+#
+# $$\bar x \;\pm\; t_{n-1}\,\frac{s}{\sqrt n}, \qquad s^2 = \frac{1}{n-1}\sum_i (x_i - \bar x)^2$$
+#
+# holds that mean in 95 % of experiments, where $t_{n-1}$ is the 97.5 % point of Student's
+# distribution. It is 1.96 for many seeds, 2.78 for five and 12.7 for two: the factor is the price
+# of having estimated $s$ from the same few numbers.
+#
+# By hand: the returns 1, 2 and 3 have $\bar x = 2$ and $s = 1$; with $t_2 = 4.303$ the interval is
+# $2 \pm 4.303 / \sqrt 3 = 2 \pm 2.484$. `mean_interval` comes from the chapter on environments,
+# where it serves the returns of episodes.
+
+# %%
+mean, low, high = mean_interval(np.array([1.0, 2.0, 3.0]))
+assert np.allclose([mean, low, high], [2, 2 - 2.484, 2 + 2.484], atol=1e-3)
+
+# %% [markdown]
+# One seed has no $s$, and so no band. The label says how many seeds there are, because a reader
+# cannot judge a band without it.
+
+# %%
+#| export
+def plot_band(
+    ax: Axes, steps: np.ndarray, values: np.ndarray, label: str, color: str | None = None
+) -> Line2D:
+    """Draw the mean of `values` (seeds, points) and the 95 % Student-t interval of that mean."""
+    steps, values = np.asarray(steps), np.atleast_2d(np.asarray(values, dtype=np.float64))
+    if values.shape != (len(values), steps.size) or len(values) == 0:
+        raise ValueError(
+            f"values must be (seeds, points) with one point for each of the {steps.size} steps, "
+            f"but its shape is {values.shape}."
+        )
+    seeds = len(values)
+    mean, low, high = mean_interval(values, axis=0)
+    (line,) = ax.plot(steps, mean, color=color, label=f"{label} ({seeds} seed{'s' * (seeds > 1)})")
+    if seeds > 1:  # one seed says nothing about the spread between seeds
+        ax.fill_between(steps, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+    return line
+
+
+# %% [markdown]
+# All learning curves of the book have the same two axes: environment steps, with 10,000 written as
+# 10k, and the undiscounted return, whatever discount the algorithm itself learns with.
+
+# %%
+#| export
+def label_curves(ax: Axes, title: str = "", ylabel: str = "undiscounted return") -> None:
+    """Label the axes of learning curves, with large numbers of steps as 10k and 1M."""
+    ax.set(xlabel="environment steps", ylabel=ylabel, title=title)
+    ax.xaxis.set_major_formatter(EngFormatter(sep=""))
+
+
+# %% [markdown]
+# What does a seed buy? Here are the first one, the first three and all of the same twelve seeds.
+
+# %%
+twelve = made_up_returns(np.random.default_rng(4), 12)
+figure, panels = plt.subplots(1, 3, figsize=(9, 3), sharey=True)
+for ax, n in zip(panels, (1, 3, 12), strict=True):
+    plot_band(ax, steps, twelve[:n], "made up", COLORS["dqn"])
+    ax.plot(steps, 400 * shape, color=COLORS["reference"], linestyle="--", label="true mean")
+    ax.legend(loc="lower right")
+    label_curves(ax, ylabel="undiscounted return" if n == 1 else "")
+plt.show()
+
+# %% [markdown]
+# ### Does the band keep its promise?
+#
+# A 95 % interval should hold the true mean in 95 of 100 experiments. That can be measured: repeat
+# the experiment 4,000 times with a known mean, and count. Two other bands are common in papers. One
+# draws one standard error, $s / \sqrt n$, to each side. The other is the **percentile bootstrap**:
+# draw $n$ of the $n$ returns with replacement, take their mean, repeat, and keep the middle 95 % of
+# the means.
+
+# %%
+def bootstrap_interval(values: np.ndarray, rng: np.random.Generator) -> tuple[Any, Any]:
+    """Return the percentile bootstrap interval of each row's mean; values: (experiments, seeds)."""
+    picks = (rng.integers(values.shape[1], size=values.shape) for _ in range(500))
+    means = np.stack([np.take_along_axis(values, pick, axis=1).mean(axis=1) for pick in picks])
+    low, high = np.percentile(means, [2.5, 97.5], axis=0)
+    return low, high
+
+
+def coverage(low: np.ndarray, high: np.ndarray, truth: float) -> float:
+    """Return the share of the intervals that hold the truth."""
+    return float(np.mean((low <= truth) & (truth <= high)))
+
+
+# %%
+counts = [3, 5, 10, 20]
+measured: dict[str, list[float]] = {"Student's t": [], "bootstrap": [], "one standard error": []}
+rng = np.random.default_rng(0)
+for n in counts:
+    values = rng.normal(400, 60, size=(4_000, n))  # (experiments, seeds)
+    mean, low, high = mean_interval(values, axis=1)
+    error = values.std(axis=1, ddof=1) / np.sqrt(n)
+    measured["Student's t"].append(coverage(low, high, 400))
+    measured["bootstrap"].append(coverage(*bootstrap_interval(values, rng), 400))
+    measured["one standard error"].append(coverage(mean - error, mean + error, 400))
+
+# %%
+figure, ax = plt.subplots(figsize=(7, 3.2))
+ax.axhline(0.95, color=COLORS["reference"], linestyle="--")
+ax.text(20.4, 0.957, "95 %: what is promised", ha="right", va="bottom")
+for (name, shares), marker in zip(measured.items(), "os^", strict=True):
+    ax.plot(counts, shares, marker=marker, label=name)
+    ax.annotate(name, (counts[1], shares[1]), xytext=(8, -14), textcoords="offset points")
+ax.set(xlabel="seeds", ylabel="share of bands that hold the mean", ylim=(0.5, 1.02), xticks=counts)
+plt.show()
+for name, shares in measured.items():
+    print(f"{name:18s} of 5 seeds holds the true mean in {100 * shares[1]:.1f} % of experiments")
+
+# %%
+assert all(abs(share - 0.95) < 0.02 for share in measured["Student's t"])
+assert measured["bootstrap"][1] < 0.87 < 0.93 < measured["Student's t"][1]
+assert measured["one standard error"][1] < 0.70
+
+# %% [markdown]
+# With five seeds, a bootstrap sold as 95 % misses the truth about three times as often as it says,
+# because five numbers drawn again and again know nothing of the sixth. So the book draws Student's
+# interval. It has a condition of its own, returns that are roughly normal, and the honest edges
+# at the end of the chapter break it.
+
+# %% [markdown]
+# ## Filmstrips
+#
+# A return of 500 does not tell you what the agent does. A filmstrip does, on paper too: frames
+# spread evenly over the episode, the first and the last always among them. By hand: three of ten
+# frames are number 0, 4.5 (rounded to 4, the even one) and 9.
+
+# %%
+#| export
+Frames = Sequence[np.ndarray] | np.ndarray  # n images of (height, width, 3), uint8
+
+
+def pick_frames(frames: Frames, n: int) -> list[np.ndarray]:
+    """Choose `n` frames spread evenly from the first to the last, or all when there are fewer."""
+    if n < 1:
+        raise ValueError(f"n must be at least 1, but it is {n}.")
+    chosen = np.linspace(0, len(frames) - 1, min(n, len(frames))).round().astype(int)
+    return [frames[i] for i in chosen]
+
+
+# %%
+assert pick_frames(np.arange(10), 3) == [0, 4, 9]
+assert pick_frames(np.arange(2), 3) == [0, 1]
+
+# %% [markdown]
+# An environment that was made without `render_mode="rgb_array"` renders `None`, and a float image
+# draws as black: both are better refused than drawn.
+
+# %%
+#| export
+def check_frames(frames: Frames) -> None:
+    """Raise unless there are frames, all of them 8-bit colour images of one size."""
+    if len(frames) == 0:
+        raise ValueError("There are no frames to draw: an episode has at least one.")
+    for frame in map(np.asarray, frames):
+        if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
+            raise ValueError(
+                "Frames must be uint8 images of (height, width, 3), but one is "
+                f"{frame.dtype} of shape {frame.shape}."
+            )
+        if frame.shape != frames[0].shape:
+            raise ValueError(f"Frames differ in size: {frames[0].shape} and {frame.shape}.")
+
+
+# %%
+#| export
+def filmstrip(frames: Frames, titles: Sequence[str] | None = None, columns: int = 8) -> Figure:
+    """Lay frames out side by side, from left to right and then down."""
+    check_frames(frames)
+    if titles is not None and len(titles) != len(frames):
+        raise ValueError(f"There are {len(titles)} titles for {len(frames)} frames.")
+    columns = max(1, min(columns, len(frames)))
+    rows = math.ceil(len(frames) / columns)
+    width = 9.0 / columns  # inches
+    height = width * frames[0].shape[0] / frames[0].shape[1] + (0.25 if titles else 0.05)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(9.0, rows * height))
+        for i, frame in enumerate(frames):
+            ax = figure.add_subplot(rows, columns, i + 1)
+            ax.imshow(frame, interpolation="antialiased")
+            ax.set(xticks=[], yticks=[])
+            ax.set_title(titles[i] if titles else "")
+            ax.grid(False)
+            ax.spines[:].set(visible=True, color="#BBBBBB")
+    return figure
+
+
+# %% [markdown]
+# A hand-made policy for CartPole: push the cart to the side to which the pole leans. How does its
+# episode end? The frames are cut to their middle, where things happen.
+
+# %%
+def chase(observation: np.ndarray) -> int:
+    """Push to the side to which the pole leans."""
+    return int(observation[2] > 0)
+
+
+def play(policy: Callable[[np.ndarray], int], seed: int) -> list[np.ndarray]:
+    """Return the frames of one episode of CartPole."""
+    env = make_env("CartPole-v1", render_mode="rgb_array")
+    observation, _ = env.reset(seed=seed)
+    frames, over = [np.asarray(env.render())], False
+    while not over:
+        observation, _, terminated, truncated, _ = env.step(policy(observation))
+        frames.append(np.asarray(env.render()))
+        over = terminated or truncated
+    env.close()
+    return [frame[160:340, 150:450] for frame in frames]  # each (180, 300, 3)
+
+
+episode = play(chase, seed=0)
+numbers = [int(i) for i in pick_frames(np.arange(len(episode)), 8)]
+filmstrip([episode[i] for i in numbers], titles=[f"step {i}" for i in numbers])
+
+# %% [markdown]
+# The pole swings from side to side, wider each time: the policy sees where the pole is, and not
+# where it is going.
+#
+# `filmstrip` makes its `Figure` without pyplot: it appears because it is the last expression of the
+# cell, once, and a program on a server can save it without a display.
+
+# %% [markdown]
+# ## Animations
+#
+# A file that others open, such as a figure or an animation, should be either the old one or the new
+# one, never half of the new one. So it is written under another name and then renamed, which the
+# operating system does in one step.
+
+# %%
+#| export
+def write_whole(path: str | Path, save: Callable[[Path], object]) -> None:
+    """Let `save` write beside `path`, then rename, so that `path` is never half a file."""
+    path = Path(path)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save(temporary)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ValueError(f"Cannot write {path}: {error.strerror or error}.") from error
+    finally:
+        if temporary.is_file():
+            temporary.unlink()
+
+
+# %% [markdown]
+# A GIF is old and everywhere: it plays in a README, in a mail and in a browser. It has three traps.
+# It knows 256 colours, and if each frame chooses its own, still parts of the picture flicker. It
+# counts time in hundredths of a second, so that 30 frames a second would be 3.33 of them each. And
+# browsers play a frame of less than two hundredths as if it had ten, five times too slow.
+#
+# By hand: three frames at 30 a second end at 3.33, 6.67 and 10 hundredths. Rounded, the clock reads
+# 3, 7 and 10, so the delays are 3, 4 and 3: uneven by a hundredth, and never late. At 100 frames a
+# second every other frame goes, and the rest play at 50.
+
+# %%
+#| export
+def frame_delays(count: int, fps: float) -> list[int]:
+    """Return the delay after each frame, in hundredths of a second, such that none adds up."""
+    clock = np.round(np.arange(count + 1) * 100 / fps).astype(int)
+    return [int(delay) for delay in np.diff(clock)]
+
+
+# %%
+assert frame_delays(3, fps=30) == [3, 4, 3]
+assert sum(frame_delays(300, fps=30)) == 1000  # ten seconds
+
+# %%
+#| export
+def save_gif(frames: Frames, path: str | Path, fps: float = 30) -> None:
+    """Write an endless animation that plays at the speed of the environment."""
+    check_frames(frames)
+    if not 0 < fps < math.inf:
+        raise ValueError(f"fps must be above 0 and finite, but it is {fps}.")
+    stride = math.ceil(fps / 50)  # browsers slow down a GIF of more than 50 frames a second
+    images = [Image.fromarray(np.asarray(frame)) for frame in frames[::stride]]
+    # One palette for all, from a montage: with a palette for each frame, still parts flicker.
+    montage = Image.fromarray(np.concatenate(pick_frames(frames, 8)))
+    palette = montage.quantize(256, dither=Image.Dither.NONE)
+    first, *rest = [i.quantize(palette=palette, dither=Image.Dither.NONE) for i in images]
+    delays = [10 * delay for delay in frame_delays(len(images), fps / stride)]  # milliseconds
+
+    def save(file: Path) -> None:
+        first.save(file, format="GIF", save_all=True, append_images=rest, duration=delays, loop=0)
+
+    write_whole(path, save)
+
+
+# %% [markdown]
+# CartPole moves in steps of a fiftieth of a second. Here is the episode at half that speed.
+
+# %%
+with tempfile.TemporaryDirectory() as folder:
+    save_gif(episode, f"{folder}/chase.gif", fps=25)
+    data = Path(f"{folder}/chase.gif").read_bytes()
+print(f"{len(episode)} frames, {len(data) / 1000:.0f} kB")
+picture = base64.b64encode(data).decode()
+HTML(f'<img alt="A pole swings and falls" src="data:image/gif;base64,{picture}">')
+
+# %% [markdown]
+# ## Values over two dimensions
+#
+# What an agent thinks of its states can be drawn when two of their dimensions vary and the others
+# stand still. Such a picture needs a colour map that gets lighter evenly, so that equal steps of
+# value look like equal steps: viridis was made for that, and grey print and deuteranopes keep
+# its order. The rainbow is not even, and shows edges where there are none.
+#
+# `values[j, i]` was computed at `x[i]` and `y[j]`, and belongs into the *middle* of its cell. With
+# three columns from 0 to 2, the cells are one wide, and the picture reaches from −0.5 to 2.5.
+
+# %%
+#| export
+def plot_heatmap(
+    ax: Axes,
+    values: np.ndarray,
+    extent: tuple[float, float, float, float],
+    xlabel: str,
+    ylabel: str,
+    label: str,
+    limits: tuple[float | None, float | None] = (None, None),
+) -> AxesImage:
+    """Draw `values` (ys, xs), at even points of `extent`: first x, last x, first y, last y."""
+    values = np.asarray(values)
+    if values.ndim != 2 or min(values.shape) < 2:
+        raise ValueError(f"values must be (ys, xs), two or more of each, but is {values.shape}.")
+    x0, x1, y0, y1 = extent
+    # A value stands at the middle of its cell, so the outermost cells reach half a cell further.
+    dx, dy = (x1 - x0) / (values.shape[1] - 1) / 2, (y1 - y0) / (values.shape[0] - 1) / 2
+    edges = (x0 - dx, x1 + dx, y0 - dy, y1 + dy)
+    low, high = limits
+    image = ax.imshow(
+        values, origin="lower", extent=edges, aspect="auto", cmap="viridis", vmin=low, vmax=high
+    )
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    ax.grid(False)
+    ax.figure.colorbar(image, ax=ax, label=label)
+    return image
+
+
+# %%
+image = plot_heatmap(Figure().subplots(), np.zeros((2, 3)), (0, 2, 0, 1), "x", "y", "value")
+assert np.allclose(image.get_extent(), (-0.5, 2.5, -0.5, 1.5))
+
+# %% [markdown]
+# A second policy looks ahead: it asks where the pole will be in a quarter of a second. From where
+# can each of the two save the pole? Start the cart at rest in the middle, with each pole angle and
+# angular velocity in turn, and count the steps until the end, up to 200.
+
+# %%
+def look_ahead(observation: np.ndarray) -> int:
+    """Push to the side to which the pole will lean in a quarter of a second."""
+    return int(observation[2] + 0.25 * observation[3] > 0)
+
+
+def survival(policy: Callable[[np.ndarray], int], start: np.ndarray) -> int:
+    """Return the number of steps from a state until the end, 200 at most."""
+    env.reset(seed=0)
+    env.state = observation = start
+    steps, terminated = 0, False
+    while not terminated and steps < 200:
+        observation, _, terminated, _, _ = env.step(policy(observation))
+        steps += 1
+    return steps
+
+
+env = make_env("CartPole-v1").unwrapped
+angles, velocities = np.linspace(-0.2, 0.2, 31), np.linspace(-3, 3, 31)
+survived = {
+    policy.__name__: np.array(
+        [[survival(policy, np.array([0, 0, x, y])) for x in angles] for y in velocities]
+    )  # (ys, xs)
+    for policy in (chase, look_ahead)
+}
+
+# %%
+figure, panels = plt.subplots(1, 2, figsize=(9, 3.4), sharey=True)
+extent = (angles[0], angles[-1], velocities[0], velocities[-1])
+for ax, (name, values) in zip(panels, survived.items(), strict=True):
+    ylabel = "angular velocity (radians per second)" if name == "chase" else ""
+    plot_heatmap(ax, values, extent, "pole angle (radians)", ylabel, "steps", limits=(0, 200))
+    ax.set_title(name)
+plt.show()
+
+# %% [markdown]
+# The bright band slopes downwards: a pole that leans to the right can be saved if it moves to the
+# left. One look at the velocity opens a whole region from which `look_ahead` does not fall. The two
+# maps have the same `limits`, or the colours could not be compared.
+
+# %%
+assert (survived["look_ahead"] == 200).mean() > 0.2
+assert (survived["chase"] == 200).mean() < 0.05
+
+# %% [markdown]
+# ## Stored results
+#
+# Ablations over many seeds take longer than a chapter may. Their results are stored in
+# `book/results/` by `rlbook sweep`, each with the command that made it, and a chapter draws them.
+# A file that cannot be drawn is refused when it is read, with the reason, and not by some error
+# from inside a plot.
+
+# %%
+#| export
+def result_problem(result: Any) -> str | None:
+    """Say what is wrong with the form of a stored result, or return None."""
+    if not isinstance(result, dict):
+        return "it is not a mapping"
+    kinds = {"command": str, "algo": str, "env_id": str, "seeds": list, "runs": dict}
+    for key, kind in kinds.items():
+        if not isinstance(result.get(key), kind) or not result[key]:
+            return f"{key!r} is missing, empty or of the wrong type"
+    for name, run in result["runs"].items():
+        try:
+            returns = np.asarray(run["returns"], dtype=np.float64)
+            expected = (len(result["seeds"]), len(run["steps"]))
+        except (KeyError, TypeError, ValueError):
+            return f"the steps or returns of {name!r} are missing or not numbers, one row per seed"
+        if returns.shape != expected:
+            return f"the returns of {name!r} are {returns.shape}, but seeds and steps {expected}"
+    return None
+
+
+# %%
+#| export
+def load_result(path: str | Path) -> dict[str, Any]:
+    """Read a stored result, and refuse one whose curves cannot be drawn."""
+    try:
+        result: dict[str, Any] = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise ValueError(f"Cannot read the result {path}: {error.strerror}.") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is not a stored result: it is not JSON.") from error
+    if problem := result_problem(result):
+        raise ValueError(f"{path} is not a stored result: {problem}.")
+    return result
+
+
+# %% [markdown]
+# A variant keeps its colour whichever others are drawn beside it, so that two figures of one result
+# can be compared. The first variant of a result is the algorithm itself.
+
+# %%
+#| export
+def plot_result(
+    ax: Axes,
+    result: dict[str, Any],
+    variants: Sequence[str] | Mapping[str, str] | None = None,
+) -> None:
+    """Draw the curves of a stored result, or of some variants, which a mapping gives labels."""
+    runs = result["runs"]
+    chosen = list(runs) if variants is None else variants
+    labels = dict(chosen) if isinstance(chosen, Mapping) else {name: name for name in chosen}
+    colors = dict(zip(runs, series_colors([result["algo"]] * len(runs)), strict=True))
+    for name, label in labels.items():
+        if name not in runs:
+            raise ValueError(f"The result has no variant {name!r}.{nearest(name, list(runs))}")
+        run = runs[name]
+        plot_band(ax, np.array(run["steps"]), np.array(run["returns"]), label, colors[name])
+    label_curves(ax, title=result["env_id"])
+    ax.legend()
+
+
+# %% [markdown]
+# This is the form of the file, with made-up curves in it. The band of each is the 95 % interval of
+# the mean of its five seeds.
+
+# %%
+rng = np.random.default_rng(5)
+curves = {"default": made_up_returns(rng, 5), "no_target_network": 0.6 * made_up_returns(rng, 5)}
+result = {
+    "command": "none: these numbers are made up",
+    "algo": "dqn",
+    "env_id": "MadeUp-v0",
+    "seeds": [0, 1, 2, 3, 4],
+    "versions": {"numpy": np.__version__},
+    "created": "2026-11-16",
+    "seconds": 0.0,
+    "runs": {
+        name: {
+            "settings": {} if name == "default" else {"target_interval": 1},
+            "steps": steps.tolist(),
+            "returns": values.tolist(),
+            "final": values[:, -1].tolist(),
+            "seconds": [0.0] * 5,
+        }
+        for name, values in curves.items()
+    },
+}
+with tempfile.TemporaryDirectory() as folder:
+    Path(f"{folder}/result.json").write_text(json.dumps(result))
+    assert load_result(f"{folder}/result.json") == result
+
+figure, ax = plt.subplots()
+plot_result(ax, result, {"default": "DQN", "no_target_network": "without target network"})
+plt.show()
+
+# %% [markdown]
+# Mistakes are answered in a sentence.
+
+# %%
+for mistake in (
+    lambda: load_result("results/nothing.json"),
+    lambda: plot_result(ax, result, ["no_target_netwrok"]),
+):
+    try:
+        mistake()
+    except ValueError as error:
+        print(error)
+
+# %% [markdown]
+# ## The metrics of a run
+#
+# A run writes `metrics.jsonl`, one JSON object a line, some with training metrics and some with
+# evaluations. You may read it while the run is alive, or after it was killed: then the last line
+# can be half a line, and is left out. Half a line in the middle is damage, and is not passed over.
+
+# %%
+#| export
+def read_metrics(path: str | Path) -> dict[str, np.ndarray]:
+    """Read `metrics.jsonl` as one array per name, NaN where a line does not have it."""
+    lines = Path(path).read_text(errors="replace").splitlines()
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+            rows.append({**row, "global_step": int(row["global_step"])})
+        except (ValueError, KeyError, TypeError) as error:
+            if number == len(lines):  # a run that is alive, or was killed, was writing it
+                break
+            raise ValueError(f"Line {number} of {path} is not a line of metrics.") from error
+    numbers = [{k: v for k, v in row.items() if isinstance(v, int | float)} for row in rows]
+    names = {name: None for row in numbers for name in row}  # a dict keeps their order
+    metrics = {name: np.array([row.get(name, np.nan) for row in numbers]) for name in names}
+    return {"global_step": np.array([], dtype=np.int64), **metrics}
+
+
+# %%
+with tempfile.TemporaryDirectory() as folder:
+    file = Path(f"{folder}/metrics.jsonl")
+    file.write_text(
+        '{"global_step": 1000, "loss": 0.5}\n'
+        '{"global_step": 2000, "eval_return_mean": 21.5, "eval_return_std": 3.0}\n'
+        '{"global_step": 3000, "lo'
+    )
+    metrics = read_metrics(file)
+print(metrics)
+assert metrics["global_step"].tolist() == [1000, 2000]
+assert np.isnan(metrics["loss"][1]) and metrics["eval_return_mean"][1] == 21.5
+
+# %% [markdown]
+# Beside the metrics stands `config.yaml` with the settings. Together they make a curve that knows
+# where it comes from.
+
+# %%
+#| export
+Curve = tuple[dict[str, Any], np.ndarray, np.ndarray]  # settings, steps, values
+
+
+def read_run(path: str | Path, metric: str) -> Curve:
+    """Return the settings of a run, and the steps and values of one metric."""
+    path = Path(path)
+    try:
+        config = yaml.safe_load((path / "config.yaml").read_text())
+        metrics = read_metrics(path / "metrics.jsonl")
+    except OSError as error:
+        name = Path(str(error.filename)).name
+        raise ValueError(f"{path} is no run directory: it has no {name} to read.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is no run directory: its config.yaml is not YAML.") from error
+    if not isinstance(config, dict) or not {"algo", "env_id", "seed"} <= set(config):
+        raise ValueError(f"{path} is no run directory: its config.yaml is not that of a run.")
+    values = metrics.get(metric, np.array([]))
+    found = np.isfinite(values)
+    if not found.any() and metric.startswith("eval_return"):
+        raise ValueError(f"The run {path} has no evaluation yet: train it for longer.")
+    if not found.any():
+        hint = nearest(metric, list(metrics))
+        raise ValueError(f"The run {path} has no metric {metric!r}.{hint}")
+    return config, metrics["global_step"][found], values[found]
+
+
+# %% [markdown]
+# ## Runs side by side
+#
+# `rlbook plot runs/a runs/b --out curve.png` puts runs into one figure. Runs that differ in nothing
+# but their seed become one curve with a band; the others stay apart. What counts as a difference is
+# every setting but the few that only say where and how often things are written.
+
+# %%
+#| export
+def group_runs(paths: Sequence[str | Path], metric: str) -> list[list[Curve]]:
+    """Put together the runs that differ in nothing but their seed."""
+    groups: dict[str, dict[Any, Curve]] = {}
+    for path in paths:
+        config, steps, values = read_run(path, metric)
+        seed = config.pop("seed")
+        for name in ("run_dir", "log_every", "checkpoint_replay", "tensorboard"):
+            config.pop(name, None)  # these change no result
+        group = groups.setdefault(json.dumps(config, sort_keys=True, default=str), {})
+        if seed in group:  # the same numbers twice would draw a band that is too narrow
+            raise ValueError(f"{path} repeats another run: same settings, same seed {seed}.")
+        group[seed] = (config, steps, values)
+    return [list(group.values()) for group in groups.values()]
+
+
+# %% [markdown]
+# Seeds of one group need not have been evaluated at the same steps. So the curves are interpolated
+# on all steps at which any of them was, but only where every one of them reaches: beyond that, the
+# mean would jump whenever a run drops out.
+#
+# By hand: one run has 0, 10, 20 at the steps 0, 10, 20, and another has 7, 7 at the steps 5 and 15.
+# Both cover 5 to 15. There, the first has 5, 10 and 15 at the steps 5, 10 and 15.
+
+# %%
+#| export
+def on_common_grid(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
+    """Return steps (points,) and values (curves, points), where all of the curves reach."""
+    first = max(steps[0] for _, steps, _ in curves)
+    last = min(steps[-1] for _, steps, _ in curves)
+    grid = np.unique(np.concatenate([steps for _, steps, _ in curves]))
+    grid = grid[(grid >= first) & (grid <= last)]
+    if grid.size == 0:
+        raise ValueError("Runs that differ only in their seed have no range of steps in common.")
+    return grid, np.stack([np.interp(grid, steps, values) for _, steps, values in curves])
+
+
+# %%
+one = ({}, np.array([0, 10, 20]), np.array([0.0, 10.0, 20.0]))
+other = ({}, np.array([5, 15]), np.array([7.0, 7.0]))
+grid, values = on_common_grid([one, other])
+assert grid.tolist() == [5, 10, 15]
+assert values.tolist() == [[5, 10, 15], [7, 7, 7]]
+
+# %% [markdown]
+# A label says what is special about its group: the settings in which groups of the same algorithm
+# differ, three at most.
+
+# %%
+#| export
+def run_labels(configs: Sequence[dict[str, Any]]) -> list[str]:
+    """Name each group by its algorithm, and by the settings in which its like differ."""
+    labels = []
+    many_envs = len({config["env_id"] for config in configs}) > 1
+    for config in configs:
+        like = [c for c in configs if all(c[k] == config[k] for k in ("algo", "env_id"))]
+        differ = [key for key in config if any(c.get(key) != config[key] for c in like)]
+        parts = [str(config["algo"])] + [str(config["env_id"])] * many_envs
+        parts += [f"{key} {config[key]}" for key in differ[:3]] + ["…"] * (len(differ) > 3)
+        labels.append(", ".join(parts))
+    return labels
+
+
+# %%
+#| export
+def plot_runs(
+    paths: Sequence[str | Path], out: str | Path, metric: str = "eval_return_mean"
+) -> Figure:
+    """Draw runs as curves, seeds of the same settings as one band, and write the figure."""
+    if not paths:
+        raise ValueError("There is no run to plot: name at least one run directory.")
+    kind = Path(out).suffix[1:].lower()
+    if kind not in ("png", "pdf", "svg"):
+        raise ValueError(f"Cannot write {out}: its name must end in .png, .pdf or .svg.")
+    groups = group_runs(paths, metric)
+    configs = [group[0][0] for group in groups]
+    colors = series_colors([str(config["algo"]) for config in configs])
+    environments = {str(config["env_id"]): None for config in configs}
+    with matplotlib.rc_context(STYLE):
+        figure = Figure()
+        ax = figure.subplots()
+        for group, label, color in zip(groups, run_labels(configs), colors, strict=True):
+            line = plot_band(ax, *on_common_grid(group), label, color)
+            line.set_marker("o" if np.size(line.get_xdata()) == 1 else "")  # a point has no line
+        ylabel = "undiscounted return" if metric == "eval_return_mean" else metric
+        label_curves(ax, title=", ".join(environments), ylabel=ylabel)
+        ax.legend()
+        write_whole(out, lambda file: figure.savefig(file, format=kind))
+    return figure
+
+
+# %% [markdown]
+# Ten made-up runs: five seeds at each of two learning rates, of which one was stopped early. The
+# bands are 95 % intervals of the mean of five seeds.
+
+# %%
+with tempfile.TemporaryDirectory() as folder:
+    paths = []
+    for seed in range(10):
+        path = Path(folder) / f"run{seed}"
+        path.mkdir()
+        config = {"algo": "dqn", "env_id": "MadeUp-v0", "learning_rate": [1e-3, 1e-4][seed % 2]}
+        (path / "config.yaml").write_text(yaml.safe_dump({**config, "seed": seed}))
+        returns = made_up_returns(rng, 1)[0] * [1, 0.7][seed % 2]
+        lines = [
+            json.dumps({"global_step": int(step), "eval_return_mean": float(value)}) + "\n"
+            for step, value in zip(steps, returns, strict=True)
+        ]
+        (path / "metrics.jsonl").write_text("".join(lines[: 35 if seed == 3 else 50]))
+        paths.append(path)
+    figure = plot_runs(paths, Path(folder) / "curve.png")
+figure
+
+# %% [markdown]
+# The lower curve stops where its shortest run does.
+
+# %% [markdown]
+# ## Honest edges
+#
+# - **The t-interval wants returns that are roughly normal.** Seeds that either solve the task or
+#   fail are not. Suppose that four seeds in five reach 500 and the fifth stays at 100. Then all of
+#   five seeds reach 500 in $0.8^5 = 33\,\%$ of experiments, and the band has no width at all,
+#   around the wrong mean. The cell below measures what is left of the 95 %. When a band is
+#   suspiciously narrow, draw the seeds.
+
+# %%
+def solve_or_fail(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
+    """Draw returns of 500 with probability 0.8, else of 100: the mean is 420."""
+    return np.where(rng.random(size) < 0.8, 500.0, 100.0)
+
+
+rng = np.random.default_rng(0)
+shares = {}
+for n in (5, 10, 20):
+    _, low, high = mean_interval(solve_or_fail(rng, (20_000, n)), axis=1)
+    shares[n] = coverage(low, high, 420)
+    print(f"{n:2d} seeds that solve or fail: the band holds the mean in {100 * shares[n]:.0f} %")
+assert abs(shares[5] - (1 - 0.8**5)) < 0.02
+
+# %% [markdown]
+# - **The band is pointwise.** It holds the mean at each step in 95 % of experiments, not the whole
+#   curve at once.
+# - **Overlapping bands do not prove equality, and touching bands do not prove a difference.** To
+#   compare two algorithms, look at the interval of the difference.
+# - **Agarwal et al. (2021) recommend the interquartile mean with a stratified bootstrap** over many
+#   tasks and seeds together, for example 26 games with three runs each. The book shows one task at
+#   a time, where the bootstrap has only the five seeds to draw from, and the mean is the quantity
+#   that readers know.
+# - **The simulation of deuteranopia is a model**, at its full strength; most people who see colours
+#   differently see more than it says. Other forms exist: exercise 2 tries one.
+# - **A GIF has 256 colours.** For CartPole they are plenty; for a rendered robot, shades turn into
+#   steps.
+
+# %% [markdown]
+# ## Exercises
+#
+# **1. A planted bug.** A colleague writes the band anew. It passes your example of 1, 2 and 3, and
+# the coverage for five seeds is right. Then you draw curves of 100 points with it, and the bands
+# look good, rather too good. What is wrong?
+
+# %%
+def band_with_a_bug(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the 95 % interval of the mean over the first axis; values: (seeds, points)."""
+    mean = values.mean(axis=0)
+    error = values.std(axis=0, ddof=1) / np.sqrt(values.shape[0])
+    factor = stdtrit(values.size - 1, 0.975)
+    return mean - factor * error, mean + factor * error
+
+
+low, high = band_with_a_bug(np.array([[1.0], [2.0], [3.0]]))
+assert np.allclose([low[0], high[0]], [2 - 2.484, 2 + 2.484], atol=1e-3)
+
+for points in (1, 100):
+    samples = rng.normal(400, 60, size=(4_000, 5, points))  # (experiments, seeds, points)
+    bands = np.array([band_with_a_bug(sample) for sample in samples])  # (experiments, 2, points)
+    share = coverage(bands[:, 0], bands[:, 1], 400)
+    print(f"curves of {points:3d} points: the band holds the mean in {100 * share:.0f} %")
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# `values.size` counts seeds times points. With one point it is the number of seeds, so every test
+# on single numbers passes. With 100 points it is 500, the factor falls from 2.78 to 1.96, and the
+# band claims to have seen five hundred seeds. It should be `values.shape[0] - 1`. The lesson for
+# tests: try a shape in which no two dimensions are equal and none is one.
+#
+# </details>
+#
+# **2. Protanopia.** People without red-sensitive cones see yet other colours. The matrix for them
+# has the rows (0.152286, 1.052583, −0.204868), (0.114503, 0.786281, 0.099216) and (−0.003882,
+# −0.048116, 1.051998). Which two algorithms come closest now? Is it still far enough?
+#
+# <details>
+# <summary>Solution</summary>
+#
+# Put the matrix in place of `DEUTERANOPIA`, and find the pair at the smallest of the `distances` in
+# `closest_pair`. It is `redq` and `drqv2`, reddish purple and sky blue, at a distance of 21: closer
+# than any pair for normal eyes, and farther than the closest pair of a deuteranope. To eyes without
+# red, purple is a shade of blue.
+#
+# </details>
+#
+# **3. Smoothing.** Many papers smooth each curve with a moving average. Smooth the curves of `a`
+# over ten points and draw the band again. Does the band of the mean become narrower at the end?
+# Should it?
+#
+# <details>
+# <summary>Solution</summary>
+#
+# Hardly: the noise of single evaluations averages out, but the seeds still end at different levels,
+# and that difference makes nearly the whole band. Smoothing changes how a curve looks, more seeds
+# change what you know.
+#
+# </details>
+#
+# **4. How many seeds?** Two algorithms differ by 60, one standard deviation between seeds. How many
+# seeds of each does it take until the interval of the difference excludes zero in nine of ten
+# experiments? Guess, then simulate.
+#
+# <details>
+# <summary>Solution</summary>
+#
+# The difference of two means has the standard error $60 \sqrt{2/n}$, and its interval uses
+# $t_{2n-2}$. With 22 seeds of each the simulation is just short of nine in ten, with 23 it is
+# there. With five seeds of each, a real difference of this size is missed in seven of ten
+# experiments.
+#
+# </details>
+
+# %% [markdown]
+# ## In four lines
+#
+# From a script, with runs of your own and with the stored results of the book:
+#
+# ```python
+# import matplotlib.pyplot as plt
+# from rlbook.figures import load_result, plot_result, plot_runs, use_style
+#
+# use_style()
+# plot_runs(["runs/a", "runs/b"], "curve.png")
+# figure, ax = plt.subplots()
+# plot_result(ax, load_result("book/results/NAME.json"))
+# ```
+#
+# From the shell, the curves and an animation:
+#
+# ```
+# rlbook plot runs/a runs/b --out curve.png
+# rlbook watch runs/a --out agent.gif
+# ```
+#
+# ## References
+#
+# - R. Agarwal, M. Schwarzer, P. S. Castro, A. Courville, M. G. Bellemare. *Deep reinforcement
+#   learning at the edge of the statistical precipice.* NeurIPS 2021.
+# - C. Colas, O. Sigaud, P.-Y. Oudeyer. *How many random seeds? Statistical power analysis in deep
+#   reinforcement learning experiments.* 2018.
+# - P. Henderson, R. Islam, P. Bachman, J. Pineau, D. Precup, D. Meger. *Deep reinforcement learning
+#   that matters.* AAAI 2018.
+# - G. M. Machado, M. M. Oliveira, L. A. F. Fernandes. *A physiologically-based model for simulation
+#   of color vision deficiency.* IEEE Transactions on Visualization and Computer Graphics, 2009.
+# - M. Okabe, K. Ito. *Color universal design: how to make figures and presentations that are
+#   friendly to colorblind people.* 2008.
+# - Student. *The probable error of a mean.* Biometrika, 1908.
