@@ -57,4 +57,4 @@ notebooks: $(READY)
 	@touch $@
 
 bench: .venv/peers
-	$(BIN)/python tests/bench.py
+	$(BIN)/python bench/dqn.py

@@ -1,7 +1,6 @@
 """Settings of the site: `make book` builds it from the notebooks, which have already run."""
 
 project = "rlbook"
-author = "the rlbook authors"
 html_title = "rlbook"
 
 extensions = [
@@ -18,6 +17,8 @@ external_toc_path = "_toc.yml"
 use_multitoc_numbering = False
 
 nb_execution_mode = "off"
+nb_code_prompt_show = "Show the code"
+nb_code_prompt_hide = "Hide the code"
 nb_merge_streams = True
 # No script from another host: the site works on a machine without a network.
 nb_ipywidgets_js: dict[str, dict[str, str]] = {}
@@ -29,11 +30,11 @@ html_static_path = ["_static"]
 html_css_files = ["book.css"]
 html_theme_options = {
     "show_toc_level": 2,
-    "use_download_button": True,
     "use_fullscreen_button": False,
+    "navbar_persistent": [],
+    "footer_content_items": [],
 }
 html_copy_source = True
 html_show_sphinx = False
-html_last_updated_fmt = None
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True

@@ -762,7 +762,7 @@ print(sorted(shorter_names(ast.parse("class Ring:\n    def add(self, row): ...")
 #
 # From the shell, anywhere in a checkout:
 #
-# ```
+# ```bash
 # rlbook tangle                          # write the library from the chapters
 # rlbook tangle --check                  # show what differs, exit code 1 if anything does
 # python -m rlbook.tangle run tangle     # run this chapter, keep its outputs
