@@ -29,10 +29,12 @@ from torch import Tensor
 
 # %%
 #| export
-def storage_dtype(space: gym.Space) -> tuple[Any, tuple[int, ...]]:
+def storage_dtype(space: gym.Space) -> tuple[np.dtype, tuple[int, ...]]:
     """Return the type and shape in which values of `space` are stored: images stay bytes."""
-    dtype = np.dtype(space.dtype)
-    return (np.dtype(np.float32) if dtype.kind == "f" else dtype), tuple(space.shape or ())
+    if space.dtype is None or space.shape is None:
+        raise ValueError(f"A replay buffer stores arrays of numbers, and {space} is not one array.")
+    dtype = np.dtype(np.float32) if space.dtype.kind == "f" else space.dtype
+    return dtype, space.shape
 
 
 # %%
@@ -79,6 +81,8 @@ class ReplayBuffer:
     """A ring of the last `capacity` transitions, sampled uniformly with its own generator."""
 
     def __init__(self, capacity: int, dtype: np.dtype, seed: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"A replay buffer needs room for one row at least, not {capacity}.")
         self.rows = np.zeros(capacity, dtype)
         self.position = 0  # where the next row goes
         self.size = 0
@@ -89,36 +93,37 @@ class ReplayBuffer:
 
     def add(self, rows: np.ndarray) -> None:
         """Store rows, the oldest of the ring giving way."""
-        capacity = len(self.rows)
-        rows = rows[-capacity:]
-        until_end = min(len(rows), capacity - self.position)
-        self.rows[self.position : self.position + until_end] = rows[:until_end]
-        self.rows[: len(rows) - until_end] = rows[until_end:]
-        self.position = (self.position + len(rows)) % capacity
+        end, capacity = self.position + len(rows), len(self.rows)
+        self.rows[np.arange(self.position, end) % capacity] = rows
+        self.position = end % capacity
         self.size = min(self.size + len(rows), capacity)
 
     def sample(self, batch_size: int) -> np.ndarray:
         """Draw rows uniformly, with replacement, in one gather."""
+        if self.size == 0:
+            raise ValueError("The replay buffer is empty: add transitions before you sample.")
         return self.rows.take(self.generator.integers(self.size, size=batch_size))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the filled part of the ring, without a copy, and the state of the generator."""
-        filled = torch.from_numpy(self.rows[: self.size].view(np.uint8))
         return {
-            "rows": filled,
+            "rows": torch.from_numpy(self.rows[: self.size].view(np.uint8)),
+            "dtype": self.rows.dtype.descr,
+            "capacity": len(self.rows),
             "position": self.position,
-            "dtype": str(self.rows.dtype),
             "generator": self.generator.bit_generator.state,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a stored ring: the samples go on as if nothing had happened."""
-        rows = state["rows"].numpy().view(self.rows.dtype)
-        if state["dtype"] != str(self.rows.dtype) or len(rows) > len(self.rows):
-            raise ValueError("The stored replay buffer has another shape or is larger than this one.")
-        self.size = len(rows)
+        for name, here in (("dtype", self.rows.dtype.descr), ("capacity", len(self.rows))):
+            if state[name] != here:
+                raise ValueError(
+                    f"The stored replay buffer has the {name} {state[name]}, this one {here}."
+                )
+        rows = state["rows"].cpu().numpy().view(self.rows.dtype)
+        self.size, self.position = len(rows), state["position"]
         self.rows[: self.size] = rows
-        self.position = state["position"]
         self.generator.bit_generator.state = state["generator"]
 
 
@@ -155,33 +160,42 @@ class NStepAccumulator:
 
     def __init__(self, n: int, gamma: float, num_envs: int, dtype: np.dtype) -> None:
         self.gamma = gamma
-        self.pending = np.zeros((n, num_envs), dtype)  # the last n steps, the oldest first
+        self.pending = np.zeros((n, num_envs), dtype)  # the last n steps, a ring
         self.waiting = np.zeros((n, num_envs), dtype=bool)  # not handed out yet
+        self.newest = 0  # the place of the last step in the ring
 
     def add(self, rows: np.ndarray, truncated: np.ndarray) -> np.ndarray:
         """Take one step of each environment and return the rows whose return is now complete."""
-        self.pending[:-1], self.waiting[:-1] = self.pending[1:], self.waiting[1:]
-        older = self.pending[:-1]
-        older["reward"] += older["discount"] * rows["reward"]
-        older["discount"] *= self.gamma
-        self.pending[-1], self.waiting[-1] = rows, True
-        self.pending[-1]["discount"] = self.gamma
+        n, num_envs = self.waiting.shape
+        if n == 1:  # a one-step return is complete at once
+            return rows
+        reward, discount = self.pending["reward"], self.pending["discount"]
+        reward += discount * rows["reward"]
+        discount *= self.gamma
+        self.newest = (self.newest + 1) % n
+        self.pending[self.newest], self.waiting[self.newest] = rows, True
 
         ready = self.waiting & (rows["terminated"] | truncated)  # an end completes all windows
-        ready[0] |= self.waiting[0]  # n steps complete the oldest
-        self.waiting &= ~ready
-        steps, envs = np.nonzero(ready)
-        complete = self.pending[steps, envs]
-        complete["next_obs"] = rows["next_obs"][envs]
-        complete["terminated"] = rows["terminated"][envs]
+        oldest = (self.newest + 1) % n
+        ready[oldest] = self.waiting[oldest]  # n steps complete the oldest
+        self.waiting ^= ready
+        places = np.flatnonzero(ready)
+        complete, last = self.pending.take(places), rows.take(places % num_envs)
+        complete["next_obs"], complete["terminated"] = last["next_obs"], last["terminated"]
         return complete
 
     def state_dict(self) -> dict[str, Any]:
         """Return the steps that still wait for their return."""
-        pending = torch.from_numpy(self.pending.view(np.uint8))
-        return {"pending": pending, "waiting": torch.from_numpy(self.waiting)}
+        return {
+            "pending": torch.from_numpy(self.pending.view(np.uint8)),
+            "waiting": torch.from_numpy(self.waiting),
+            "newest": self.newest,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over stored waiting steps."""
-        self.pending[:] = state["pending"].numpy().view(self.pending.dtype)
-        self.waiting[:] = state["waiting"].numpy()
+        pending = state["pending"].cpu().numpy().view(self.pending.dtype)
+        if pending.shape != self.pending.shape:
+            raise ValueError(f"Steps of {pending.shape} were stored, not {self.pending.shape}.")
+        self.pending[:], self.waiting[:] = pending, state["waiting"].cpu().numpy()
+        self.newest = state["newest"]

@@ -6,7 +6,10 @@ __all__ = [
     "CheckpointDirectory",
     "CheckpointError",
     "HashingWriter",
+    "check_plain",
+    "explain_failure",
     "read_checkpoint",
+    "reason",
     "sync_directory",
     "verify_checksum",
     "write_checkpoint",
@@ -14,11 +17,15 @@ __all__ = [
 
 # %% book/checkpoint.py · Checkpoints
 import hashlib
+import io
 import os
 import pickle
 import warnings
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -31,81 +38,110 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be written, or cannot be trusted."""
 
 
-class HashingWriter:
-    """Passes bytes on to a file and hashes them on the way."""
+class HashingWriter(io.BufferedWriter):
+    """A file that hashes what is written to it."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file = file
+    def __init__(self, raw: io.RawIOBase) -> None:
+        super().__init__(raw)
         self.hash = hashlib.sha256()
 
-    def write(self, data: Any) -> int:
-        """Write and hash one piece."""
+    def write(self, data: Any, /) -> int:
+        """Hash and write one piece."""
         self.hash.update(data)
-        return self.file.write(data)
+        return super().write(data)
 
-    def flush(self) -> None:
-        """Flush the file."""
-        self.file.flush()
+
+# %% book/checkpoint.py · Only what can be read back
+def check_plain(value: Any, name: str = "checkpoint") -> None:
+    """Raise unless all of `value` is of a type that can be read back without running code."""
+    if type(value) in (dict, OrderedDict):
+        for key, entry in value.items():
+            check_plain(key, f"a key of {name}")
+            check_plain(entry, f"{name}[{key!r}]")
+    elif type(value) in (list, tuple):
+        for i, entry in enumerate(value):
+            check_plain(entry, f"{name}[{i}]")
+    elif type(value) not in (torch.Tensor, torch.nn.Parameter, str, int, float, bool, type(None)):
+        raise CheckpointError(f"{name} is a {type(value).__name__}, which a file must not hold.")
 
 
 # %% book/checkpoint.py · All or nothing
 def sync_directory(directory: Path) -> None:
-    """Make a rename in `directory` survive a power cut."""
-    if os.name != "posix":  # other systems cannot open a directory
-        return
-    descriptor = os.open(directory, os.O_RDONLY)
+    """Make a rename in `directory` survive a power cut, where the system can."""
+    with suppress(OSError):  # some systems cannot open or sync a directory
+        descriptor = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def reason(error: BaseException) -> str:
+    """Say in a few words what went wrong with a file."""
+    while not isinstance(error, OSError) and error.__context__:
+        error = error.__context__  # torch hides the error of the file behind one of its own
+    words = error.strerror if isinstance(error, OSError) else str(error).partition("\n")[0]
+    return words or type(error).__name__
+
+
+@contextmanager
+def explain_failure(path: Path) -> Iterator[None]:
+    """Turn a failure to write into one sentence."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        yield
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(
+            f"Could not write {path}: {reason(error)}. Older checkpoints are untouched."
+        ) from error
 
 
 def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
     """Write to a temporary file, sync it and rename it, so that `path` is never half a file."""
+    check_plain(content)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            writer = HashingWriter(file)
-            torch.save(content, writer)
-            file.write(TRAILER + writer.hash.hexdigest().encode())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+    with explain_failure(path):
+        try:
+            with HashingWriter(open(temporary, "wb", buffering=0)) as file:
+                torch.save(content, file)
+                file.write(TRAILER + file.hash.hexdigest().encode())
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            with suppress(OSError):
+                temporary.unlink()
         sync_directory(path.parent)
-    except OSError as error:
-        reason = error.strerror or error
-        raise CheckpointError(f"Could not write {path}: {reason}. Older files are untouched.") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 # %% book/checkpoint.py · Trust nothing
 def verify_checksum(path: Path) -> None:
     """Raise unless the file ends with the SHA-256 of all that stands before."""
-    digest, remaining = hashlib.sha256(), path.stat().st_size - TRAILER_SIZE
+    digest, remaining = hashlib.sha256(), max(0, path.stat().st_size - TRAILER_SIZE)
     with open(path, "rb") as file:
-        while remaining > 0:
-            piece = file.read(min(remaining, 1 << 20))
-            if not piece:
-                break
+        while piece := file.read(min(remaining, 1 << 20)):
             digest.update(piece)
             remaining -= len(piece)
         trailer = file.read()
     if trailer != TRAILER + digest.hexdigest().encode():
-        raise CheckpointError(f"{path} is damaged or not an rlbook checkpoint: its checksum does not match.")
+        raise CheckpointError(f"{path} is damaged or not an rlbook checkpoint (wrong checksum).")
 
 
 def read_checkpoint(path: Path, device: str = "cpu") -> dict[str, Any]:
     """Read a checkpoint after checking it; nothing in the file is ever run."""
     if not path.is_file():
         raise CheckpointError(f"There is no checkpoint {path}.")
-    verify_checksum(path)
     try:
+        verify_checksum(path)
         content = torch.load(path, map_location=device, weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except CheckpointError:
+        raise
+    except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{path} holds more than numbers and names, and opening it could run code: it was not opened."
+            f"{path} was not opened: it holds more than tensors, numbers and text, "
+            "and reading that could run code."
         ) from error
+    except Exception as error:  # what torch raises for a file made in bad faith is not documented
+        raise CheckpointError(f"Could not read {path}: {reason(error)}.") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} is not an rlbook checkpoint.")
     return content
@@ -124,24 +160,29 @@ class CheckpointDirectory:
         return sorted(self.directory.glob("step_*.pt"))
 
     def save(self, step: int, content: dict[str, Any]) -> Path:
-        """Write the checkpoint of a step, then drop what is older than the last `keep`."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        for leftover in self.directory.glob("*.tmp"):  # of a process that was killed while writing
-            leftover.unlink(missing_ok=True)
+        """Write the checkpoint of a step, then drop all but it and the `keep` - 1 before it."""
         path = self.directory / f"step_{step:012d}.pt"
-        write_checkpoint(path, content)
-        for old in self.paths()[: -self.keep]:
-            old.unlink()
+        with explain_failure(path):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            for leftover in self.directory.glob("*.tmp"):  # of a process killed while writing
+                leftover.unlink(missing_ok=True)
+            write_checkpoint(path, content)
+            # A newer file is a damaged one, or this run would have gone on from it.
+            kept = [other for other in self.paths() if other <= path][-self.keep :]
+            for other in set(self.paths()) - set(kept):
+                other.unlink(missing_ok=True)
         return path
 
     def newest(self, device: str = "cpu") -> tuple[Path, dict[str, Any]] | None:
         """Read the newest checkpoint that is sound, or return None where there is none at all."""
         paths = self.paths()
-        for path in reversed(paths):
+        for i, path in reversed(list(enumerate(paths))):
             try:
                 return path, read_checkpoint(path, device)
             except CheckpointError as error:
+                if i == 0:
+                    raise CheckpointError(
+                        f"{error} No checkpoint in {self.directory} is sound: start a new run."
+                    ) from error
                 warnings.warn(f"{error} Going on with the one before.", stacklevel=2)
-        if paths:
-            raise CheckpointError(f"No checkpoint in {self.directory} can be read: start a new run.")
         return None
