@@ -1,0 +1,484 @@
+"""Made from book/cli.py: edit the chapter, then run `rlbook tangle`."""
+
+__all__ = [
+    "COMMANDS",
+    "Command",
+    "CommandFunction",
+    "Parser",
+    "add_choice",
+    "announce",
+    "choose",
+    "command",
+    "complain",
+    "count",
+    "default_run_dir",
+    "dispatch",
+    "evaluate_command",
+    "help_text",
+    "list_command",
+    "main",
+    "make_visible",
+    "parse_training",
+    "play",
+    "plot_command",
+    "predict_command",
+    "read_observation",
+    "resume_command",
+    "seed_number",
+    "show_warning",
+    "tangle_command",
+    "train_command",
+    "watch_command",
+]
+
+# %% book/cli.py · The command line
+import argparse
+import json
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import gymnasium as gym
+import numpy as np
+
+import rlbook
+from rlbook.envs import make_env, nearest
+from rlbook.settings import (
+    Config,
+    add_flags,
+    find_config,
+    flag_settings,
+    make_config,
+    read_settings,
+    shipped_configs,
+)
+
+if TYPE_CHECKING:  # importing torch takes seconds: commands that need it import it themselves
+    from rlbook.agent import Agent
+
+
+# %% book/cli.py · A parser that speaks in sentences
+class Parser(argparse.ArgumentParser):
+    """A parser of arguments whose complaint is an exception with one sentence."""
+
+    def __init__(self, command: str, **options: Any) -> None:
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(
+            prog=f"rlbook {command}", allow_abbrev=False, formatter_class=formatter, **options
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing the usage and leaving."""
+        words = re.sub(r"^argument (\S+): ", r"\1 ", message)
+        raise ValueError(f"{words[0].upper()}{words[1:]}: see `{self.prog} --help`.")
+
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Parse all arguments, naming the nearest flag for one that is unknown."""
+        options, unknown = self.parse_known_args(arguments)
+        for word in unknown:
+            if word.startswith("-"):
+                flag = word.partition("=")[0]
+                hint = nearest(flag, list(self._option_string_actions))
+                raise ValueError(f"`{self.prog}` has no flag {flag!r}.{hint}")
+        if unknown:
+            raise ValueError(f"`{self.prog}` does not know what to do with {unknown[0]!r}.")
+        return options
+
+
+# %% book/cli.py · A table of commands
+@dataclass(frozen=True)
+class Command:
+    """One command: what it does in a line, an example, and the function that does it."""
+
+    summary: str
+    example: str
+    run: Callable[[Parser, list[str]], int]
+
+
+COMMANDS: dict[str, Command] = {}
+CommandFunction = Callable[[Parser, list[str]], int]
+
+
+def command(name: str, example: str) -> Callable[[CommandFunction], CommandFunction]:
+    """Put a function into the table; its docstring is its line of help."""
+
+    def register(function: CommandFunction) -> CommandFunction:
+        COMMANDS[name] = Command((function.__doc__ or "").splitlines()[0], example, function)
+        return function
+
+    return register
+
+
+def help_text() -> str:
+    """Describe all commands, each with an example."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:{width}}  {entry.summary}" for name, entry in COMMANDS.items()]
+    examples = [f"  {entry.example}" for entry in COMMANDS.values()]
+    return "\n".join(
+        [
+            "usage: rlbook COMMAND ...",
+            "",
+            "Train, resume, evaluate and watch the agents of the book.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "examples:",
+            *examples,
+            "",
+            "`rlbook COMMAND --help` says more; `rlbook --version` prints the version.",
+        ]
+    )
+
+
+# %% book/cli.py · What there is
+@command("list", "rlbook list")
+def list_command(parser: Parser, arguments: list[str]) -> int:
+    """List the algorithms and the configs that come with them."""
+    parser.parse(arguments)
+    for name, agent_class in rlbook.ALGORITHMS.items():
+        configs = [key.split("/")[1] for key in shipped_configs() if key.startswith(f"{name}/")]
+        fits = f"{agent_class.observations} observations, {agent_class.actions} actions"
+        print(f"{name:8} {(agent_class.__doc__ or '').splitlines()[0]}")
+        print(f"{'':8} {fits}; configs: {', '.join(configs) or 'none'}")
+    return 0
+
+
+# %% book/cli.py · Whose settings?
+def add_choice(parser: Parser) -> None:
+    """Let the algorithm be named, and a file of settings."""
+    parser.add_argument("algo", nargs="?", help="the algorithm, unless the config file names it")
+    parser.add_argument("--config", metavar="NAME|FILE", help="a shipped config or a YAML file")
+
+
+def choose(arguments: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
+    """Find the algorithm and the settings of the config file before the flags are known."""
+    named = arguments[0] if arguments and not arguments[0].startswith("-") else None
+    if named is not None:
+        from rlbook.agent import find_algorithm
+
+        find_algorithm(named)
+    first = Parser("", add_help=False)
+    first.add_argument("--config")
+    config = first.parse_known_args(arguments)[0].config
+    path = find_config(config, named) if config else None
+    settings = read_settings(path) if path else {}
+    algo = settings.pop("algo", named)
+    if named not in (None, algo):
+        raise ValueError(f"{path} is for {algo!r}, not {named!r}: name one algorithm.")
+    return (None if algo is None else str(algo)), settings
+
+
+def parse_training(
+    parser: Parser, arguments: Sequence[str]
+) -> tuple["type[Agent]", dict[str, Any], argparse.Namespace]:
+    """Parse a command that trains: the algorithm, file and flags together, other options."""
+    add_choice(parser)
+    flags = parser.add_argument_group("settings [default]; these override the config file")
+    algo, settings = choose(arguments)
+    if algo is None:
+        flags.description = f"`{parser.prog} ALGO --help` shows those of an algorithm too."
+        add_flags(flags, Config)
+        if {"-h", "--help"} & {*arguments}:
+            parser.parse(arguments)  # prints the help and leaves
+        example = f"`{parser.prog} dqn`"
+        raise ValueError(f"Name an algorithm, as in {example}, or a config file with `algo:`.")
+    from rlbook.agent import find_algorithm
+
+    agent_class = find_algorithm(algo)
+    add_flags(flags, agent_class.config_class)
+    options = parser.parse(arguments)
+    typed = flag_settings(options, agent_class.config_class)
+    return agent_class, {**settings, **typed}, options
+
+
+# %% book/cli.py · Training and resuming
+def default_run_dir(algo: str, config: Config) -> str:
+    """Name a run directory after what is trained."""
+    name = re.sub(r"[^\w.-]+", "-", f"{algo}-{config.env_id}-{config.seed}")
+    return f"runs/{name}"
+
+
+def announce(run_dir: str, metrics: dict[str, float], seconds: float) -> None:
+    """Say how a run ended, where its files are and what to do next."""
+    score = metrics.get("eval_return_mean")
+    scored = "" if score is None else f" with a mean return of {score:.1f}"
+    steps = int(metrics.get("global_step", 0))
+    print(f"Done: step {steps:,}{scored} after {seconds:.0f} s. The run is in {run_dir}.")
+    print(f"Try it with `rlbook evaluate {run_dir}`,")
+    print(f"go on with `rlbook resume {run_dir} --total-steps {2 * steps}`.")
+
+
+@command("train", "rlbook train dqn --config cartpole --seed 1 --run-dir runs/a")
+def train_command(parser: Parser, arguments: list[str]) -> int:
+    """Train an agent in a new run directory."""
+    agent_class, settings, _ = parse_training(parser, arguments)
+    config = make_config(agent_class.config_class, settings)
+    if config.run_dir is None:
+        config.run_dir = default_run_dir(agent_class.name, config)
+    from rlbook.run import RunDirectory, train
+
+    agent = agent_class(config=config)
+    agent.directory = RunDirectory.create(config.run_dir, agent)
+    steps = f"{config.total_steps:,} steps"
+    print(f"Training {agent.name} on {config.env_id} for {steps} in {config.run_dir}.", flush=True)
+    result = train(agent)
+    announce(config.run_dir, result.metrics, result.seconds)
+    return 0
+
+
+@command("resume", "rlbook resume runs/a --total-steps 100000")
+def resume_command(parser: Parser, arguments: list[str]) -> int:
+    """Go on with a run from its newest checkpoint."""
+    parser.add_argument("run", help="a run directory")
+    add_flags(parser, Config, ["total_steps"])
+    options = parser.parse(arguments)
+    total_steps = flag_settings(options, Config).get("total_steps")
+    from rlbook.run import RunDirectory, resume
+
+    directory = RunDirectory.open(options.run)
+    wanted = total_steps or read_settings(directory.config_path).get("total_steps")
+    reached = max([int(path.stem.split("_")[1]) for path in directory.checkpoints.paths()] or [0])
+    if isinstance(wanted, int) and reached >= wanted:
+        more = f"`rlbook resume {options.run} --total-steps {2 * reached}` would go on."
+        if total_steps is not None:
+            raise ValueError(f"{options.run} is already at step {reached:,}: {more}")
+        print(f"{options.run} is finished, at step {reached:,}: {more}")
+        return 0
+    result = resume(options.run, total_steps)
+    announce(options.run, result.metrics, result.seconds)
+    return 0
+
+
+# %% book/cli.py · Using a trained agent
+def count(text: str) -> int:
+    """Read a whole number above zero."""
+    number = int(text) if text.isascii() and text.isdigit() else 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number above 0, not {text!r}")
+    return number
+
+
+def seed_number(text: str) -> int:
+    """Read a whole number that may be zero."""
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 0, not {text!r}")
+    return int(text)
+
+
+@command("evaluate", "rlbook evaluate runs/a --episodes 20")
+def evaluate_command(parser: Parser, arguments: list[str]) -> int:
+    """Play greedy episodes and print what they scored."""
+    parser.add_argument("agent", help="a run directory or a checkpoint")
+    parser.add_argument("--episodes", type=count, default=20, metavar="N", help="how many [20]")
+    parser.add_argument("--seed", type=seed_number, default=0, metavar="N", help="of them [0]")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    options = parser.parse(arguments)
+    agent = rlbook.load(options.agent)
+    result = agent.evaluate(options.episodes, options.seed)
+    low, high = result.interval
+    known = options.episodes > 1  # one episode tells nothing about the spread
+    if options.json:
+        interval = [low, high] if known else None
+        line = {"mean": result.mean, "std": result.std, "interval": interval}
+        print(json.dumps({**line, "returns": result.returns.tolist()}))
+        return 0
+    print(f"{agent.name} on {agent.config.env_id} after {agent.global_step:,} steps")
+    print(f"mean return      {result.mean:.2f} over {options.episodes} greedy episodes")
+    print(f"95 % interval    {f'{low:.2f} to {high:.2f}' if known else 'needs two episodes'}")
+    print(f"std of episodes  {result.std:.2f}")
+    return 0
+
+
+def read_observation(text: str) -> np.ndarray:
+    """Read an observation from JSON or from a .npy file."""
+    if text.endswith(".npy"):
+        try:
+            return np.asarray(np.load(text, allow_pickle=False))  # a pickle could run code
+        except OSError as error:
+            raise ValueError(f"Could not read {text}: {error.strerror or error}.") from error
+        except (ValueError, EOFError) as error:
+            raise ValueError(f"{text} does not hold an array of numbers.") from error
+    try:
+        return np.asarray(json.loads(text), dtype=np.float64)
+    except (ValueError, TypeError) as error:
+        raise ValueError(
+            f"An observation is JSON such as [0.1, 0, 0, 0], or a .npy file, not {text!r}."
+        ) from error
+
+
+@command("predict", 'rlbook predict runs/a --observation "[0.1, 0, 0, 0]"')
+def predict_command(parser: Parser, arguments: list[str]) -> int:
+    """Print as JSON what the agent does where it sees an observation, or each of a batch."""
+    parser.add_argument("agent", help="a run directory or a checkpoint")
+    example = "JSON such as [0.1, 0, 0, 0], or a .npy file"
+    parser.add_argument("--observation", required=True, metavar="JSON|FILE", help=example)
+    options = parser.parse(arguments)
+    observation = read_observation(options.observation)
+    agent = rlbook.load(options.agent)
+    action, _ = agent.predict(observation)
+    answer: dict[str, Any] = {"action": np.asarray(action).tolist()}
+    q_values = getattr(agent, "q_values", None)
+    if q_values is not None:
+        single = observation.shape == agent.observation_space.shape
+        values = q_values(observation[None] if single else observation)
+        answer["q_values"] = np.asarray(values[0] if single else values, dtype=float).tolist()
+    print(json.dumps(answer))
+    return 0
+
+
+def play(agent: "Agent", env: gym.Env, seed: int, max_steps: int) -> tuple[list[np.ndarray], float]:
+    """Play one greedy episode; return its frames and its return."""
+    obs, _ = env.reset(seed=seed)
+    frames, total, state = [np.asarray(env.render())], 0.0, None
+    start = np.ones(1, dtype=bool)
+    for _ in range(max_steps):
+        actions, state = agent.act(np.asarray(obs)[None], state, start, explore=False)
+        obs, reward, terminated, truncated, _ = env.step(actions[0])
+        start = np.zeros(1, dtype=bool)
+        frames.append(np.asarray(env.render()))
+        total += float(reward)
+        if terminated or truncated:
+            break
+    return frames, total
+
+
+def make_visible(config: Config) -> gym.Env:
+    """Make an environment that draws itself."""
+    plain = make_env(config.env_id, config.env_kwargs)
+    plain.close()
+    if "rgb_array" not in plain.metadata.get("render_modes", []):
+        raise ValueError(f"{config.env_id!r} cannot draw itself: it has no render mode rgb_array.")
+    return make_env(config.env_id, config.env_kwargs, render_mode="rgb_array")
+
+
+@command("watch", "rlbook watch runs/a --out agent.gif")
+def watch_command(parser: Parser, arguments: list[str]) -> int:
+    """Play greedy episodes and write them as an animated GIF."""
+    parser.add_argument("agent", help="a run directory or a checkpoint")
+    parser.add_argument("--out", default="agent.gif", metavar="FILE", help="[agent.gif]")
+    parser.add_argument("--episodes", type=count, default=1, metavar="N", help="how many [1]")
+    parser.add_argument("--max-steps", type=count, default=1000, metavar="N", help="of each [1000]")
+    parser.add_argument("--fps", type=count, metavar="N", help="[as the environment says, or 30]")
+    parser.add_argument("--seed", type=seed_number, default=0, metavar="N", help="of the first [0]")
+    options = parser.parse(arguments)
+    if not options.out.endswith(".gif"):
+        raise ValueError(f"The name of an animation must end in .gif, not be {options.out!r}.")
+    agent = rlbook.load(options.agent)
+    from rlbook.figures import save_gif
+
+    env = make_visible(agent.config)
+    frames: list[np.ndarray] = []
+    returns = []
+    try:
+        for episode in range(options.episodes):
+            played, total = play(agent, env, options.seed + episode, options.max_steps)
+            frames += played
+            returns.append(total)
+    except gym.error.DependencyNotInstalled as error:
+        raise ValueError(
+            f"Drawing {agent.config.env_id!r} needs a package that is not installed: "
+            "`pip install 'rlbook[pixels]'`."
+        ) from error
+    finally:
+        env.close()
+    save_gif(frames, options.out, fps=options.fps or env.metadata.get("render_fps") or 30)
+    scored = ", ".join(f"{total:.1f}" for total in returns)
+    print(f"Wrote {options.out}: {len(frames)} frames, return {scored}.")
+    return 0
+
+
+@command("plot", "rlbook plot runs/a runs/b --out curve.png")
+def plot_command(parser: Parser, arguments: list[str]) -> int:
+    """Draw the learning curves of runs; seeds of the same settings become one band."""
+    parser.add_argument("runs", nargs="+", help="run directories")
+    parser.add_argument("--out", default="curve.png", metavar="FILE", help="[curve.png]")
+    parser.add_argument(
+        "--metric", default="eval_return_mean", metavar="NAME", help="[eval_return_mean]"
+    )
+    options = parser.parse(arguments)
+    from rlbook.figures import plot_runs
+
+    plot_runs(options.runs, options.out, metric=options.metric)
+    print(f"Wrote {options.out}.")
+    return 0
+
+
+# %% book/cli.py · Making the library
+@command("tangle", "rlbook tangle --check")
+def tangle_command(parser: Parser, arguments: list[str]) -> int:
+    """Write the library from the chapters."""
+    parser.add_argument("--check", action="store_true", help="only print what would change")
+    options = parser.parse(arguments)
+    from rlbook.tangle import main as tangle_main
+
+    return tangle_main(["--check"] if options.check else [])
+
+
+# %% book/cli.py · What can go wrong
+def complain(message: object) -> None:
+    """Print one sentence where errors belong."""
+    sys.stdout.flush()
+    print(" ".join(str(message).split()), file=sys.stderr, flush=True)
+
+
+def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Print a warning as a sentence, without the line of code that it came from."""
+    complain(f"Warning: {message}")
+
+
+def dispatch(arguments: list[str]) -> int:
+    """Find the command and run it; return the exit code."""
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(help_text())
+        return 0
+    if arguments[0] == "--version":
+        print(f"rlbook {rlbook.__version__}")
+        return 0
+    name = arguments[0]
+    if name not in COMMANDS:
+        what = "flag" if name.startswith("-") else "command"
+        hint = nearest(name, list(COMMANDS)) or " `rlbook --help` lists them."
+        raise ValueError(f"`rlbook` has no {what} {name!r}.{hint}")
+    entry = COMMANDS[name]
+    parser = Parser(name, description=entry.summary, epilog=f"example:\n  {entry.example}")
+    return entry.run(parser, arguments[1:])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `rlbook`: a user's mistake is one sentence and exit code 2."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    with warnings.catch_warnings():
+        warnings.showwarning = show_warning
+        try:
+            code = dispatch(list(arguments))
+            sys.stdout.flush()  # here, so that a closed pipe is noticed inside
+            return code
+        except SystemExit as leaving:  # argparse has printed its help
+            return int(leaving.code or 0)
+        except ValueError as error:
+            complain(error)
+            return 2
+        except KeyboardInterrupt as error:
+            complain(error.args[0] if error.args else "Stopped.")
+            return 128 + getattr(error, "signal_number", 2)
+        except BrokenPipeError:  # the reader, such as `head`, has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 141
+        except OSError as error:
+            complain(f"{error.filename or 'A file'} could not be used: {error.strerror or error}.")
+            return 1
+        except RuntimeError as error:
+            if type(error).__name__ != "RunFailed":  # a mistake of ours: show where
+                raise
+            complain(error)
+            return 1
+
+
+# A cell in a notebook is called __main__ too, but it has no file.
+if __name__ == "__main__" and "__file__" in globals():
+    sys.exit(main())
