@@ -316,18 +316,21 @@ register_env("MaskedCartPole", max_episode_steps=500)
 class TMaze(gym.Env[np.ndarray, Any]):
     """A corridor of `length` steps; the cue at its start says which turn at its end pays 1.
 
-    Actions: 0 turns left, 1 turns right, 2 goes forward. Observation: the cue, and the junction.
+    Action 0 turns left and 1 turns right at the junction; in the corridor both lead on. With `walk`
+    action 2, and no other, leads on. Observation: the cue (at the start), and whether you may turn.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 8}  # noqa: RUF012 (as in gym.Env)
 
-    def __init__(self, length: int = 10, render_mode: str | None = None) -> None:
+    def __init__(
+        self, length: int = 10, walk: bool = False, render_mode: str | None = None
+    ) -> None:
         if not isinstance(length, int | np.integer) or length < 1:
             raise ValueError(f"TMaze needs a whole length of at least 1, not {length!r}.")
-        self.length, self.render_mode = length, render_mode
-        self.limit = 6 * length + 10  # a random walk needs 3 * length + 1.5 steps on average
+        self.length, self.walk, self.render_mode = length, walk, render_mode
+        self.limit = 6 * length + 10  # for who never turns; a random walk takes 3 * length + 1.5
         self.observation_space = Box(-1.0, 1.0, (2,), np.float32)
-        self.action_space = Discrete(3)
+        self.action_space = Discrete(3 if walk else 2)
 
     def observe(self) -> np.ndarray:
         """Return the cue, -1 for left and 1 for right, at the start alone; 1 at the junction."""
@@ -344,10 +347,10 @@ class TMaze(gym.Env[np.ndarray, Any]):
         return self.observe(), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        """Go forward in the corridor or turn at the junction; all else runs into a wall."""
+        """Go on in the corridor, or turn at the junction."""
         self.steps += 1
         if self.position < self.length:
-            self.position += int(action == 2)
+            self.position += int(action == 2 or not self.walk)
         else:
             self.turn = (-1, 1, 0)[action]
         reward = float(self.turn == self.cue)
