@@ -33,7 +33,12 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from rlbook.checkpoint import CheckpointDirectory, CheckpointError, read_checkpoint, write_checkpoint
+from rlbook.checkpoint import (
+    CheckpointDirectory,
+    CheckpointError,
+    read_checkpoint,
+    write_checkpoint,
+)
 from rlbook.envs import Evaluation, derive_seed, evaluate, make_env, nearest
 from rlbook.settings import Config, make_config
 
@@ -45,7 +50,7 @@ if TYPE_CHECKING:  # the loop is the next chapter: it needs the agent, and `lear
 
 # %%
 #| export
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Transition:
     """One step of all environments, as the loop hands it to the agent."""
 
@@ -59,7 +64,7 @@ class Transition:
     state: Any  # the memory of a recurrent agent before this step
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class UpdateResult:
     """What one gradient step reports: its loss and named metrics."""
 
@@ -86,7 +91,7 @@ def algorithms() -> dict[str, type["Agent"]]:
     for module in chapter_modules():
         importlib.import_module(f"rlbook.{module}")
     order = {f"rlbook.{module}": place for place, module in enumerate(chapter_modules())}
-    return dict(sorted(REGISTRY.items(), key=lambda item: order.get(item[1].__module__, len(order))))
+    return dict(sorted(REGISTRY.items(), key=lambda kv: order.get(kv[1].__module__, len(order))))
 
 
 def find_algorithm(name: str) -> type["Agent"]:
@@ -147,14 +152,17 @@ def seeded_torch(seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Use `count` threads inside and as many as before outside."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
+def torch_for_learning(threads: int) -> Iterator[None]:
+    """Use `threads` threads and round numbers below 1e-38 to zero inside, as before outside."""
+    threads_before = torch.get_num_threads()
+    flushed_before = bool(torch.tensor(1e-38) / 10 == 0)
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(True)  # Adam's averages of idle weights decay there, and slow all down
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(threads_before)
+        torch.set_flush_denormal(flushed_before)
 
 
 def find_device(name: str) -> torch.device:
@@ -281,7 +289,7 @@ class Agent(ABC):
         return self.act(obs, state, start, explore=False)
 
     def predict(self, obs: Any, state: Any = None, explore: bool = False) -> tuple[Any, Any]:
-        """Choose an action for one observation or a batch; `state` is None at an episode's start."""
+        """Choose an action for one observation or a batch; without `state` an episode starts."""
         shape = self.observation_space.shape or ()
         try:
             batch = np.asarray(obs, dtype=self.observation_space.dtype)
@@ -329,7 +337,7 @@ def restore(content: dict[str, Any], source: Path, device: str) -> Agent:
     try:
         agent.load_state_dict(content["agent"])
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{source} does not fit this version of {agent.name}: {error}") from error
+        raise CheckpointError(f"{source} does not fit this {agent.name}: {error}") from error
     return agent
 
 

@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from rlbook.agent import Agent, Transition, find_algorithm, torch_threads
+from rlbook.agent import Agent, Transition, find_algorithm, torch_for_learning
 from rlbook.checkpoint import CheckpointDirectory
 from rlbook.envs import Evaluation, derive_seed, evaluate, make_env, make_vector_env, true_next_obs
 from rlbook.settings import Config, make_config, read_settings, write_settings
@@ -116,7 +116,7 @@ def tensorboard_writer(path: Path, step: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise ValueError(
-            "TensorBoard is not installed: `pip install 'rlbook[tensorboard]'`, or leave the setting out."
+            "TensorBoard is not installed: `pip install 'rlbook[tensorboard]'` or drop the setting."
         ) from error
     return SummaryWriter(str(path), purge_step=step)
 
@@ -139,7 +139,8 @@ class Collector:
     def reset(self, step: int) -> None:
         """Start new episodes in all environments, seeded by the run's seed and the step."""
         count = self.envs.num_envs
-        seeds = [derive_seed(self.agent.config.seed, "envs", step, i) for i in range(count)]
+        seed = self.agent.config.seed
+        seeds: list[int | None] = [derive_seed(seed, "envs", step, i) for i in range(count)]
         self.obs, _ = self.envs.reset(seed=seeds)
         self.origin = step
         self.actions: list[np.ndarray] = []  # since the reset: they lead back to this moment
@@ -209,7 +210,7 @@ def check_finite(reward: np.ndarray, obs: np.ndarray, step: int) -> None:
     """Raise when the environment returned a number that no agent can learn from."""
     for what, values in (("reward", reward), ("observation", obs)):
         if not np.isfinite(values).all():
-            raise ValueError(f"The environment returned a {what} that is not finite at step {step}.")
+            raise ValueError(f"The environment returned a {what} that is not finite, step {step}.")
 
 
 # %% [markdown]
@@ -397,14 +398,15 @@ class Run:
         """Go on until `total_steps`, or until somebody stops the run."""
         began, agent, total = time.perf_counter(), self.agent, self.config.total_steps
         try:
-            with torch_threads(self.config.threads), catch_signals() as caught:
+            with torch_for_learning(self.config.threads), catch_signals() as caught:
                 while agent.global_step < total and not caught:
                     self.step()
-                if not caught and self.evaluated.get("global_step") != agent.global_step:
-                    self.evaluate()
+                if not caught and self.config.eval_every:
+                    self.evaluate_once()
                 self.save()
             if caught:
-                raise Interrupted(f"Stopped at step {agent.global_step:,}. {self.advice()}", *caught)
+                where = f"Stopped at step {agent.global_step:,}."
+                raise Interrupted(f"{where} {self.advice()}", caught[0])
         finally:
             self.close()
         metrics = {**(self.history[-1] if self.history else {}), **self.evaluated}
@@ -442,6 +444,11 @@ class Run:
         if self.collector.recent:
             line["train_return_mean"] = float(np.mean(self.collector.recent))
         self.write(line)
+
+    def evaluate_once(self) -> None:
+        """Evaluate the last weights, unless that has just been done."""
+        if self.evaluated.get("global_step") != self.agent.global_step:
+            self.evaluate()
 
     def evaluate(self) -> None:
         """Play greedy episodes with fresh seeds and write what they scored."""
@@ -487,8 +494,8 @@ class Run:
         if self.directory is None:
             return "Nothing was written, since the run has no run_dir."
         if self.saved is None:
-            return f"There is no checkpoint yet: `rlbook resume {self.directory.path}` starts again."
-        return f"The last checkpoint is {self.saved}: `rlbook resume {self.directory.path}` goes on."
+            return f"Without a checkpoint, `rlbook resume {self.directory.path}` starts again."
+        return f"Go on from {self.saved} with `rlbook resume {self.directory.path}`."
 
     def close(self) -> None:
         """Close bar and environments."""
@@ -537,6 +544,7 @@ def resume(
 def check_resumable(path: Path, content: dict[str, Any], agent: Agent) -> None:
     """Raise unless the checkpoint was written by a run of this algorithm."""
     if content.get("algo") != agent.name:
-        raise ValueError(f"{path} holds a {content.get('algo')} agent, but the run is {agent.name}.")
+        found = content.get("algo")
+        raise ValueError(f"{path} holds a {found} agent, but the run is {agent.name}.")
     if "run" not in content:
         raise ValueError(f"{path} was saved by hand and is not a moment of a run: use rlbook.load.")

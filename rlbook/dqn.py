@@ -2,22 +2,26 @@
 
 __all__ = [
     "DQN",
+    "MLP",
     "DQNConfig",
     "QNetwork",
     "check_shapes",
+    "clip_gradients",
     "decayed",
     "dqn_loss",
     "dqn_target",
     "epsilon_greedy",
+    "flatten_parameters",
     "gradient_step",
     "linear_epsilon",
-    "mlp",
     "polyak_update",
     "train_dqn",
 ]
 
 # %% book/dqn.py · DQN
+import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -40,16 +44,25 @@ from rlbook.settings import Config, setting
 
 
 # %% book/dqn.py · The Q-network
-def mlp(sizes: tuple[int, ...]) -> nn.Sequential:
+class MLP(nn.Module):
     """Linear layers of the given sizes with ReLU between them."""
-    layers: list[nn.Module] = []
-    for inputs, outputs in zip(sizes[:-1], sizes[1:], strict=True):
-        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(sizes))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, first size) to (batch, last size)."""
+        *hidden, last = self.layers
+        for layer in hidden:
+            x = layer(x).relu_()
+        return last(x)
 
 
-class QNetwork(nn.Module):
+class QNetwork(MLP):
     """From an observation to the value of each action."""
+
+    scale: Tensor | None  # what each entry of the observation is multiplied by
 
     def __init__(
         self,
@@ -58,14 +71,13 @@ class QNetwork(nn.Module):
         hidden: tuple[int, ...],
         observation_scale: tuple[float, ...] = (),
     ) -> None:
-        super().__init__()
-        self.layers = mlp((inputs, *hidden, actions))
+        super().__init__((inputs, *hidden, actions))
         scale = torch.tensor(observation_scale) if observation_scale else None
         self.register_buffer("scale", scale, persistent=False)
 
     def forward(self, obs: Tensor) -> Tensor:
         """Map observations (batch, inputs) to values (batch, actions)."""
-        return self.layers(obs if self.scale is None else obs * self.scale)
+        return super().forward(obs if self.scale is None else obs * self.scale)
 
 
 # %% book/dqn.py · The loss
@@ -76,7 +88,7 @@ def dqn_target(
     next_q_target: Tensor,
     next_q_online: Tensor | None = None,
 ) -> Tensor:
-    """Return reward plus discounted value of the successor, which a terminated step does not have."""
+    """Return the reward plus the discounted value of the successor, if there is one."""
     if next_q_online is None:
         next_value = next_q_target.amax(dim=1)
     else:  # Double: the online network chooses, the target network values
@@ -89,7 +101,8 @@ def check_shapes(batch_size: int, **vectors: Tensor) -> None:
     """Raise unless each tensor is (batch,): (batch, 1) would broadcast into a wrong loss."""
     for name, vector in vectors.items():
         if vector.shape != (batch_size,):
-            raise ValueError(f"{name} must have the shape ({batch_size},), not {tuple(vector.shape)}.")
+            shape = tuple(vector.shape)
+            raise ValueError(f"{name} must have the shape ({batch_size},), not {shape}.")
 
 
 def dqn_loss(
@@ -108,15 +121,29 @@ def dqn_loss(
     with torch.no_grad():
         target = dqn_target(reward, discount, terminated, next_q_target, next_q_online)
     chosen = q.gather(1, action.unsqueeze(1)).squeeze(1)  # (batch,)
-    loss = nn.functional.huber_loss(chosen, target) if huber else (chosen - target).square().mean()
-    with torch.no_grad():
-        metrics = {
-            "loss": loss.detach(),
-            "q_mean": chosen.mean(),
-            "target_mean": target.mean(),
-            "td_error_abs": (chosen - target).abs().mean(),
-        }
+    distance = nn.functional.huber_loss if huber else nn.functional.mse_loss
+    loss, values = distance(chosen, target), chosen.detach()
+    metrics = {
+        "loss": loss.detach(),
+        "q_mean": values.mean(),
+        "target_mean": target.mean(),
+        "td_error_abs": (values - target).abs().mean(),
+    }
     return loss, metrics
+
+
+# %% book/dqn.py · One tensor for all weights
+def flatten_parameters(network: nn.Module) -> nn.Parameter:
+    """Lay all weights of a network side by side in one tensor, of which its layers become views."""
+    parts = list(network.parameters())
+    flat = nn.Parameter(torch.cat([part.detach().flatten() for part in parts]))
+    flat.grad = torch.zeros_like(flat)
+    sizes = [part.numel() for part in parts]
+    for part, weights, gradient in zip(
+        parts, flat.detach().split(sizes), flat.grad.split(sizes), strict=True
+    ):
+        part.data, part.grad = weights.view_as(part), gradient.view_as(part)
+    return flat
 
 
 # %% book/dqn.py · The target network
@@ -137,28 +164,42 @@ def epsilon_greedy(
     actions: np.ndarray, choices: int, epsilon: float, generator: np.random.Generator
 ) -> np.ndarray:
     """Replace each action, with probability `epsilon`, by a random one of the `choices`."""
-    chance = generator.random(len(actions)) < epsilon
-    return np.where(chance, generator.integers(choices, size=len(actions)), actions)
+    whether, which = generator.random((2, len(actions)))
+    return np.where(whether < epsilon, (which * choices).astype(np.int64), actions)
 
 
 # %% book/dqn.py · The learning rate
 def decayed(initial: float, progress: float, decay_from: float) -> float:
-    """Keep `initial` until the fraction `decay_from` of the run, then fall linearly to 0 at its end."""
+    """Keep `initial` up to the fraction `decay_from` of a run, then fall linearly to 0."""
     if progress <= decay_from:
         return initial
     return initial * max(0.0, (1 - progress) / (1 - decay_from))
+
+
+# %% book/dqn.py · A gradient step
+@torch.no_grad()
+def clip_gradients(gradients: list[Tensor], max_norm: float) -> None:
+    """Shorten the gradient, taken as one vector, to `max_norm` where it is longer."""
+    norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
+    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(scale)
 
 
 def gradient_step(
     loss: Tensor, optimizer: torch.optim.Optimizer, lr: float, max_grad_norm: float | None
 ) -> None:
     """Move the weights of an optimiser against the gradient of the loss, clipped if asked."""
-    optimizer.zero_grad()
+    parts = [part for group in optimizer.param_groups for part in group["params"]]
+    for part in parts:
+        if part.grad is not None:  # zeroed in place: a layer's gradient may be a view of this one
+            part.grad.zero_()
     loss.backward()
+    if max_grad_norm is not None:
+        clip_gradients([part.grad for part in parts], max_grad_norm)
     for group in optimizer.param_groups:
         group["lr"] = lr
-        if max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(group["params"], max_grad_norm)
     optimizer.step()
 
 
@@ -170,7 +211,7 @@ class DQNConfig(Config):
     hidden: tuple[int, ...] = setting((64, 64), "Units of each hidden layer.", low=1)
     observation_scale: tuple[float, ...] = setting((), "Factors of the observation's entries.")
     lr: float = setting(1e-3, "Learning rate of Adam.", above=0)
-    lr_decay_from: float = setting(1.0, "Fraction of the run after which lr falls to 0.", low=0, high=1)
+    lr_decay_from: float = setting(1.0, "Part of the run before lr falls to 0.", low=0, high=1)
     batch_size: int = setting(64, "Transitions of one update.", low=1)
     buffer_size: int = setting(50_000, "Transitions that the replay buffer holds.", low=1)
     warmup_steps: int = setting(1_000, "Environment steps before the first update.", low=0)
@@ -225,7 +266,8 @@ class DQN(Agent):
         config = self.config
         self.online, self.target = self.make_network(), self.make_network()
         self.target.load_state_dict(self.online.state_dict())
-        self.optimizer = torch.optim.Adam(self.online.parameters(), lr=config.lr, fused=True)
+        self.weights = flatten_parameters(self.online)
+        self.optimizer = torch.optim.Adam([self.weights], lr=config.lr, fused=True)
         dtype = transition_dtype(self.observation_space, self.action_space)
         seed = derive_seed(config.seed, "replay")
         self.replay = ReplayBuffer(config.buffer_size, dtype, seed)
@@ -233,7 +275,7 @@ class DQN(Agent):
 
     def make_network(self) -> QNetwork:
         """Make a Q-network of the right size."""
-        inputs, scale = int(np.prod(self.observation_space.shape or ())), self.config.observation_scale
+        inputs, scale = math.prod(self.observation_space.shape or ()), self.config.observation_scale
         if scale and len(scale) != inputs:
             raise ValueError(f"Setting 'observation_scale' needs {inputs} factors, not {len(scale)}.")
         actions = int(self.action_space.n)
