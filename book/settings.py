@@ -263,6 +263,24 @@ def read_settings(path: Path) -> dict[str, Any]:
     return settings
 
 
+def gather_settings(name: str, algo: str | None) -> tuple[str | None, dict[str, Any]]:
+    """Read a config, on top of the one that its key `config` names; return its algorithm too."""
+    path = find_config(name, algo)
+    settings = read_settings(path)
+    found = settings.pop("algo", algo)
+    if algo not in (None, found):
+        raise ValueError(f"{path} is for {found!r}, not for {algo!r}: name one algorithm.")
+    found = None if found is None else str(found)
+    base = settings.pop("config", None)
+    if base is None:
+        return found, settings
+    below = read_settings(find_config(str(base), found))
+    found_below = below.pop("algo", found)
+    if found not in (None, found_below):
+        raise ValueError(f"{path} is for {found!r}, but its config {base!r} for {found_below!r}.")
+    return found_below, {**below, **settings}
+
+
 def write_settings(path: Path, algo: str, config: Config) -> None:
     """Write all settings of a run as YAML, in one step."""
     plain = {name: list(v) if isinstance(v, tuple) else v for name, v in vars(config).items()}

@@ -26,6 +26,7 @@ __all__ = [
     "resume_command",
     "seed_number",
     "show_warning",
+    "sweep_command",
     "tangle_command",
     "train_command",
     "watch_command",
@@ -36,6 +37,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -50,8 +52,8 @@ from rlbook.envs import make_env, nearest
 from rlbook.settings import (
     Config,
     add_flags,
-    find_config,
     flag_settings,
+    gather_settings,
     make_config,
     read_settings,
     shipped_configs,
@@ -165,12 +167,7 @@ def choose(arguments: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
     first = Parser("", add_help=False)
     first.add_argument("--config")
     config = first.parse_known_args(arguments)[0].config
-    path = find_config(config, named) if config else None
-    settings = read_settings(path) if path else {}
-    algo = settings.pop("algo", named)
-    if named not in (None, algo):
-        raise ValueError(f"{path} is for {algo!r}, not {named!r}: name one algorithm.")
-    return (None if algo is None else str(algo)), settings
+    return (named, {}) if config is None else gather_settings(config, named)
 
 
 def parse_training(
@@ -405,6 +402,40 @@ def plot_command(parser: Parser, arguments: list[str]) -> int:
 
     plot_runs(options.runs, options.out, metric=options.metric)
     print(f"Wrote {options.out}.")
+    return 0
+
+
+# %% book/cli.py · Many seeds
+@command("sweep", "rlbook sweep dqn --config cartpole --seeds 5 --vary lr=1e-3,3e-4")
+def sweep_command(parser: Parser, arguments: list[str]) -> int:
+    """Train several seeds, and variants of settings, side by side; print means and intervals."""
+    parser.add_argument("--seeds", type=count, metavar="N", help="how many, from --seed on [5]")
+    grid_help = "values of a setting, each a variant; more of these are combined"
+    parser.add_argument("--vary", nargs="+", metavar="NAME=A,B", help=grid_help)
+    parser.add_argument("--jobs", type=count, metavar="N", help="runs at a time [one per core]")
+    where = "JSON of all curves [result.json in the directory of the sweep]"
+    parser.add_argument("--out", metavar="FILE", help=where)
+    agent_class, settings, options = parse_training(parser, arguments)
+    from rlbook.sweep import grid, sweep
+
+    variants = settings.pop("variants", None)
+    if options.vary and variants is not None:
+        raise ValueError("The config file has `variants` already: leave out --vary.")
+    first = Config(seed=settings.pop("seed", 0)).seed
+    seeds = options.seeds or settings.pop("seeds", 5)
+    if isinstance(seeds, int):
+        seeds = list(range(first, first + seeds))
+    directory = settings.pop("run_dir", None)
+    sweep(
+        agent_class.name,
+        settings,
+        variants=grid(options.vary) if options.vary else variants,
+        seeds=seeds,
+        directory=directory,
+        out=options.out,
+        jobs=options.jobs,
+        command=shlex.join(["rlbook", "sweep", *arguments]),
+    )
     return 0
 
 

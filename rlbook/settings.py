@@ -14,6 +14,7 @@ __all__ = [
     "find_config",
     "flag_name",
     "flag_settings",
+    "gather_settings",
     "make_config",
     "parse_yaml",
     "read_flag",
@@ -242,6 +243,24 @@ def read_settings(path: Path) -> dict[str, Any]:
     if not isinstance(settings, dict) or not all(isinstance(name, str) for name in settings):
         raise ValueError(f"{path} must hold settings as `name: value`, one a line.")
     return settings
+
+
+def gather_settings(name: str, algo: str | None) -> tuple[str | None, dict[str, Any]]:
+    """Read a config, on top of the one that its key `config` names; return its algorithm too."""
+    path = find_config(name, algo)
+    settings = read_settings(path)
+    found = settings.pop("algo", algo)
+    if algo not in (None, found):
+        raise ValueError(f"{path} is for {found!r}, not for {algo!r}: name one algorithm.")
+    found = None if found is None else str(found)
+    base = settings.pop("config", None)
+    if base is None:
+        return found, settings
+    below = read_settings(find_config(str(base), found))
+    found_below = below.pop("algo", found)
+    if found not in (None, found_below):
+        raise ValueError(f"{path} is for {found!r}, but its config {base!r} for {found_below!r}.")
+    return found_below, {**below, **settings}
 
 
 def write_settings(path: Path, algo: str, config: Config) -> None:

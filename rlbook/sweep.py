@@ -1,0 +1,466 @@
+"""Made from book/sweep.py: edit the chapter, then run `rlbook tangle`."""
+
+__all__ = [
+    "Item",
+    "Outcome",
+    "Variants",
+    "Workers",
+    "alone",
+    "check_out",
+    "check_plan",
+    "check_seeds",
+    "check_variants",
+    "collect",
+    "cores",
+    "follow_parent",
+    "grid",
+    "last_words",
+    "make_plan",
+    "overrides",
+    "read_note",
+    "read_outcome",
+    "run_item",
+    "run_plan",
+    "short",
+    "summary",
+    "sweep",
+    "versions",
+    "worker",
+    "write_note",
+    "write_result",
+]
+
+# %% book/sweep.py · Sweeps
+import dataclasses
+import datetime
+import itertools
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import rlbook
+from rlbook.agent import find_algorithm
+from rlbook.envs import mean_interval
+from rlbook.run import Interrupted, RunDirectory, RunFailed, catch_signals, resume, train
+from rlbook.settings import Config, check_names, make_config, parse_yaml, read_settings
+
+# %% book/sweep.py · Variants
+Variants = dict[str, dict[str, Any]]  # name -> the settings in which it differs
+
+
+def grid(words: Sequence[str]) -> Variants:
+    """Make a variant of each combination of `lr=1e-3,3e-4` and its like."""
+    axes: list[list[tuple[str, Any]]] = []
+    for word in words:
+        name, _, typed = word.partition("=")
+        values = parse_yaml(f"[{typed}]", f"{word!r}")
+        if not values:
+            raise ValueError(f"{word!r} must be a setting and its values, as in lr=1e-3,3e-4.")
+        axes.append([(name.strip().replace("-", "_"), value) for value in values])
+    return {
+        ", ".join(f"{name}={value}" for name, value in choice): dict(choice)
+        for choice in itertools.product(*axes)
+    }
+
+
+def check_variants(variants: Any) -> Variants:
+    """Return named variants as they stand in a file, or say what is wrong with them."""
+    if not isinstance(variants, dict) or not variants:
+        raise ValueError("`variants` must hold at least one `name: {setting: value}`.")
+    checked: Variants = {}
+    for name, settings in variants.items():
+        if not isinstance(settings, dict | None):
+            raise ValueError(f"Variant {name!r} must be settings as `name: value`.")
+        checked[str(name)] = settings or {}
+    return checked
+
+
+# %% book/sweep.py · The plan
+@dataclass(frozen=True)
+class Item:
+    """One run of a sweep: all that a process needs to know to do it."""
+
+    algo: str
+    variant: str
+    seed: int
+    run_dir: str
+    settings: dict[str, Any]
+
+    def config(self) -> Config:
+        """Return the settings of this run, checked."""
+        own = {"seed": self.seed, "run_dir": self.run_dir}
+        return make_config(find_algorithm(self.algo).config_class, {**self.settings, **own})
+
+
+def check_seeds(seeds: Any) -> list[int]:
+    """Return seeds from their number or their list."""
+    if isinstance(seeds, int) and not isinstance(seeds, bool):
+        seeds = list(range(seeds))
+    whole = isinstance(seeds, list) and all(type(seed) is int and seed >= 0 for seed in seeds)
+    if not whole or not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError("`seeds` must be a number above 0, or a list of different whole numbers.")
+    return list(seeds)
+
+
+def make_plan(
+    algo: str, settings: dict[str, Any], variants: Variants, seeds: list[int], directory: Path
+) -> list[Item]:
+    """List the runs, seed by seed, so that all variants advance together."""
+    config_class = find_algorithm(algo).config_class
+    for name in ("seed", "run_dir"):
+        if any(name in own for own in variants.values()):
+            raise ValueError(f"A variant cannot set {name!r}: the sweep does.")
+    for own in variants.values():
+        check_names(config_class, own)
+    folders = [re.sub(r"[^\w.=]+", "-", name).strip("-.") or "variant" for name in variants]
+    if len(set(folders)) < len(folders):
+        folders = [f"{i}-{folder}" for i, folder in enumerate(folders)]
+    plan = []
+    for seed, (folder, (variant, own)) in itertools.product(
+        seeds, zip(folders, variants.items(), strict=True)
+    ):
+        run_dir = str(directory / folder / f"seed_{seed}")
+        plan.append(Item(algo, variant, seed, run_dir, {**settings, **own}))
+    return plan
+
+
+def check_plan(plan: Sequence[Item]) -> None:
+    """Raise before anything runs if a run could not, or would mix with other results."""
+    tried: list[dict[str, Any]] = []
+    for item in plan:
+        config = item.config()
+        if config.eval_every == 0:
+            raise ValueError("A sweep compares evaluations: 'eval_every' must be above 0.")
+        if item.settings not in tried:
+            find_algorithm(item.algo)(config=config)  # finds environment, spaces and device wrong
+            tried.append(item.settings)
+        path = Path(item.run_dir) / "config.yaml"
+        if not path.exists():
+            continue
+        there = {**read_settings(path), "run_dir": item.run_dir}
+        wanted = {"algo": item.algo, **vars(config)}
+        for name, value in wanted.items():
+            stored = there.get(name)
+            if (tuple(stored) if isinstance(stored, list) else stored) != value:
+                raise ValueError(
+                    f"{item.run_dir} holds a run with {name} {stored!r}, not {value!r}: "
+                    "choose another directory with --run-dir."
+                )
+
+
+# %% book/sweep.py · One run
+@dataclass(frozen=True)
+class Outcome:
+    """What a sweep keeps of one run."""
+
+    steps: list[int]
+    returns: list[float]  # eval_return_mean at each of the steps
+    seconds: float
+
+
+def short(number: float) -> float:
+    """Round to five digits: enough for a figure, and small in a file."""
+    return float(f"{number:.5g}")
+
+
+def read_outcome(run_dir: str | Path) -> Outcome | None:
+    """Read what a finished run left; None if it is not finished."""
+    note = read_note(run_dir)
+    if not note.get("finished"):
+        return None
+    lines = [line for line in RunDirectory(run_dir).read_metrics() if "eval_return_mean" in line]
+    returns = [short(line["eval_return_mean"]) for line in lines]
+    return Outcome([int(line["global_step"]) for line in lines], returns, short(note["seconds"]))
+
+
+def read_note(folder: str | Path) -> dict[str, Any]:
+    """Read the sweep's own note beside a run, or above all: its seconds, and if it is finished."""
+    path = Path(folder) / "sweep.json"
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError):
+        return {"seconds": 0.0}
+
+
+def write_note(folder: str | Path, note: dict[str, Any]) -> None:
+    """Write the note in one step."""
+    path = Path(folder) / "sweep.json"
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(note))
+    os.replace(temporary, path)
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Wait until no other process works in `folder`, and keep others out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as file:
+        if os.name == "posix":
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)  # falls with the process, however it ends
+        yield
+
+
+def run_item(item: Item) -> Outcome:
+    """Do one run, or what is left of it: begin, go on from its checkpoint, or only read it."""
+    folder = Path(item.run_dir)
+    with alone(folder):
+        outcome = read_outcome(folder)
+        if outcome is not None:
+            return outcome
+        note, began, finished = read_note(folder), time.perf_counter(), False
+        try:
+            if (folder / "config.yaml").exists():
+                resume(folder, progress=False)
+            else:
+                train(find_algorithm(item.algo)(config=item.config()), progress=False)
+            finished = True
+        finally:
+            seconds = note["seconds"] + time.perf_counter() - began
+            write_note(folder, {"seconds": seconds, "finished": finished})
+        outcome = read_outcome(folder)
+        assert outcome is not None
+        return outcome
+
+
+# %% book/sweep.py · A process for each run
+def follow_parent() -> None:
+    """Stop this process with SIGTERM when the other end of its stdin goes away."""
+
+    def watch() -> None:
+        while os.read(0, 1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def worker(text: str) -> int:
+    """Do the run that is described in JSON; the exit code says how it went."""
+    follow_parent()
+    try:
+        run_item(Item(**json.loads(text)))
+    except Interrupted as stopped:
+        return 128 + stopped.signal_number
+    except (ValueError, RunFailed) as error:
+        print(" ".join(str(error).split()), flush=True)
+        return 1
+    return 0
+
+
+class Workers:
+    """Processes that each do one run, with one thread each."""
+
+    def __init__(self) -> None:
+        self.running: dict[subprocess.Popen[bytes], Item] = {}
+
+    def start(self, item: Item) -> None:
+        """Start the process of one run; what it prints goes to log.txt beside the run."""
+        Path(item.run_dir).mkdir(parents=True, exist_ok=True)
+        with open(Path(item.run_dir) / "log.txt", "w") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "rlbook.sweep", json.dumps(dataclasses.asdict(item))],
+                stdin=subprocess.PIPE,  # closes when this process ends, however it ends
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,  # Ctrl-C reaches this process alone, which stops the others
+            )
+        self.running[process] = item
+
+    def finished(self) -> list[tuple[Item, int]]:
+        """Return the runs whose process has ended since the last call, with its exit code."""
+        ended = [process for process in self.running if process.poll() is not None]
+        return [(self.running.pop(process), process.returncode) for process in ended]
+
+    def stop(self, patience: float = 60.0) -> None:
+        """Let every process write its checkpoint and end."""
+        for process in self.running:
+            assert process.stdin is not None
+            process.stdin.close()
+        for process in self.running:
+            try:
+                process.wait(patience)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self.running.clear()
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def last_words(item: Item, code: int) -> str:
+    """Say why a process failed, in the last line that it printed."""
+    lines = (Path(item.run_dir) / "log.txt").read_text(errors="replace").split("\n")
+    said = [line.strip() for line in lines if line.strip()]
+    return said[-1] if said else f"its process ended with code {code}"
+
+
+def run_plan(plan: Sequence[Item], jobs: int, say: Callable[[str], None] = print) -> list[Item]:
+    """Do all runs that are not finished, `jobs` at a time; return those that failed."""
+    waiting = [item for item in plan if read_outcome(item.run_dir) is None]
+    done, failed, workers = len(plan) - len(waiting), [], Workers()
+    if done:
+        say(f"{done} of {len(plan)} runs are finished already.")
+    try:
+        with catch_signals() as caught:
+            while (waiting or workers.running) and not caught:
+                while waiting and len(workers.running) < jobs:
+                    workers.start(waiting.pop(0))
+                for item, code in workers.finished():
+                    done += 1
+                    where = f"[{done}/{len(plan)}] {item.variant}, seed {item.seed}"
+                    outcome = read_outcome(item.run_dir)
+                    if outcome is None:
+                        failed.append(item)
+                        say(f"{where}: failed: {last_words(item, code)}")
+                    else:
+                        say(f"{where}: return {outcome.returns[-1]:g} in {outcome.seconds:.0f} s")
+                time.sleep(0.05)
+    finally:
+        workers.stop()
+    if caught:
+        left = sum(read_outcome(item.run_dir) is None for item in plan)
+        message = f"Stopped with {left} of {len(plan)} runs unfinished: the same command goes on."
+        raise Interrupted(message, caught[0])
+    return failed
+
+
+# %% book/sweep.py · One small file
+def overrides(config: Config) -> dict[str, Any]:
+    """Return the settings that are not at their default, without what the sweep sets itself."""
+    default = vars(type(config)())
+    differing = {name: v for name, v in vars(config).items() if v != default[name]}
+    return {name: v for name, v in differing.items() if name not in ("seed", "run_dir")}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that decide the numbers."""
+    packages = {name: version(name) for name in ("torch", "numpy", "gymnasium")}
+    return {"python": platform.python_version(), **packages, "rlbook": rlbook.__version__}
+
+
+def collect(plan: Sequence[Item], command: str, seconds: float) -> dict[str, Any]:
+    """Put the outcomes of all runs together in the form of a stored result."""
+    runs: dict[str, dict[str, Any]] = {}
+    for item in plan:
+        outcome = read_outcome(item.run_dir)
+        assert outcome is not None
+        empty = {"settings": overrides(item.config()), "steps": outcome.steps}
+        run = runs.setdefault(item.variant, {**empty, "returns": [], "final": [], "seconds": []})
+        run["returns"].append(outcome.returns)
+        run["final"].append(outcome.returns[-1])
+        run["seconds"].append(outcome.seconds)
+    return {
+        "command": command,
+        "algo": plan[0].algo,
+        "env_id": plan[0].config().env_id,
+        "seeds": list(dict.fromkeys(item.seed for item in plan)),
+        "versions": versions(),
+        "created": datetime.date.today().isoformat(),
+        "seconds": short(seconds),
+        "runs": runs,
+    }
+
+
+def check_out(out: Path, plan: Sequence[Item]) -> None:
+    """Raise if a file stands there that is not an earlier result of the same sweep."""
+    if out.suffix != ".json":
+        raise ValueError(f"The name of a result must end in .json, not be {str(out)!r}.")
+    if not out.exists():
+        return
+    try:
+        old = json.loads(out.read_text())
+        before = (old["algo"], old["seeds"], {n: r["settings"] for n, r in old["runs"].items()})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"{out} is not a stored result: it stays as it is.") from None
+    seeds = list(dict.fromkeys(item.seed for item in plan))
+    settings = {item.variant: overrides(item.config()) for item in plan}
+    now = (plan[0].algo, seeds, json.loads(json.dumps(settings)))
+    parts = ("algorithm", "seeds", "settings")
+    differ = [part for part, a, b in zip(parts, before, now, strict=True) if a != b]
+    if differ:
+        raise ValueError(f"{out} holds a sweep with other {differ[0]}: choose another --out.")
+
+
+def write_result(out: Path, result: dict[str, Any]) -> None:
+    """Write a result in one step, one curve a line."""
+    text = json.dumps(result, indent=1)
+    text = re.sub(r"\[[^\[\]{}]*\]", lambda found: json.dumps(json.loads(found[0])), text)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_name(f"{out.name}.tmp")
+    temporary.write_text(text + "\n")
+    os.replace(temporary, out)
+
+
+def summary(result: dict[str, Any]) -> str:
+    """Return a table: the last evaluation of each variant, as mean and interval over seeds."""
+    lines = []
+    width = max(map(len, result["runs"]))
+    for name, run in result["runs"].items():
+        mean, low, high = mean_interval(np.array(run["final"]))
+        seeds = len(run["final"])
+        spread = f"95 % interval {low:8.2f} to {high:8.2f}" if seeds > 1 else "one seed"
+        lines.append(f"{name:{width}}  mean {mean:8.2f}   {spread}   {seeds} seeds")
+    return "\n".join(lines)
+
+
+# %% book/sweep.py · The whole sweep
+def sweep(
+    algo: str,
+    settings: dict[str, Any],
+    *,
+    variants: Variants | None = None,
+    seeds: int | list[int] = 5,
+    directory: str | Path | None = None,
+    out: str | Path | None = None,
+    jobs: int | None = None,
+    command: str = "rlbook.sweep.sweep",
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Train every variant with every seed, side by side, and return and write the result."""
+    chosen = check_variants(variants or {algo: {}})
+    env_id = make_config(find_algorithm(algo).config_class, settings).env_id
+    folder = Path(directory or "runs/sweep-" + re.sub(r"[^\w.]+", "-", f"{algo}-{env_id}"))
+    plan = make_plan(algo, settings, chosen, check_seeds(seeds), folder)
+    check_plan(plan)
+    if out is not None:
+        check_out(Path(out), plan)
+    began = time.perf_counter()
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        failed = run_plan(plan, jobs or cores(), say)
+    finally:
+        seconds = read_note(folder)["seconds"] + time.perf_counter() - began
+        write_note(folder, {"seconds": seconds})
+    if failed:
+        names = ", ".join(f"{item.variant} seed {item.seed}" for item in failed)
+        raise RunFailed(f"{len(failed)} of {len(plan)} runs failed ({names}): nothing is written.")
+    result = collect(plan, command, seconds)
+    target = Path(out) if out is not None else folder / "result.json"
+    write_result(target, result)
+    say(f"{summary(result)}\nThe result is in {target}.")
+    return result
+
+
+# A cell in a notebook is called __main__ too, but it has no file.
+if __name__ == "__main__" and "__file__" in globals():
+    sys.exit(worker(sys.argv[1]))
