@@ -13,6 +13,74 @@
 
 # %% [markdown]
 # # The agent
+#
+# Every algorithm of this book is one class. What is particular to it (a network, a loss, a way to
+# explore) stands in its own chapter; what is the same for all stands here. At the end of this
+# chapter you have a base class with which a new algorithm is five short methods, and from which it
+# inherits everything that a user calls:
+#
+# ```python
+# agent = DQN("CartPole-v1", seed=1)
+# agent.learn(20_000)
+# agent.evaluate(episodes=10).mean
+# action, state = agent.predict(observation)
+# agent.save("agent.pt")
+# ```
+#
+# | | |
+# |---|---|
+# | Builds on | [](envs.py) for evaluation, [](settings.py) for settings, [](checkpoint.py) for files |
+# | New here | the contract between algorithm and loop, the registry, owned randomness |
+# | Next | [](run.py) holds the loop that calls all this |
+#
+# Libraries of reinforcement learning tend to hide the algorithm under layers: a base class, an
+# off-policy class, a policy class, a mixin. Here there is one layer. To read an algorithm you read
+# its chapter, and to see what surrounds it you read this one.
+
+# %%
+from matplotlib import pyplot as plt
+from matplotlib.patches import FancyBboxPatch
+
+from rlbook.figures import COLORS, use_style
+
+use_style()
+
+# %% tags=["hide-input"]
+figure, ax = plt.subplots(figsize=(7.5, 3.4))
+boxes = {
+    "environments": (0.1, 1.1, COLORS["reference"]),
+    "loop": (2.6, 1.1, COLORS["reference"]),
+    "agent": (5.1, 1.1, COLORS["dqn"]),
+    "buffer": (7.6, 2.1, COLORS["drqn"]),
+    "networks": (7.6, 0.1, COLORS["sac"]),
+}
+for text, (x, y, color) in boxes.items():
+    ax.add_patch(
+        FancyBboxPatch((x, y), 1.4, 0.8, boxstyle="round,pad=0.08", facecolor="white", edgecolor=color)
+    )
+    ax.text(x + 0.7, y + 0.4, text, ha="center", va="center", color=color)
+arrows = [
+    ((2.5, 1.75), (1.6, 1.75), "actions"),
+    ((1.6, 1.25), (2.5, 1.25), "steps"),
+    ((5.0, 1.75), (4.1, 1.75), "act"),
+    ((4.1, 1.25), (5.0, 1.25), "observe"),
+    ((6.6, 1.8), (7.5, 2.4), "rows"),
+    ((7.5, 0.6), (6.6, 1.2), "values"),
+    ((8.3, 2.0), (8.3, 1.0), "sample, update"),
+]
+for start, end, text in arrows:
+    ax.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": "black", "lw": 1})
+    middle = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+    above = 0.18 if start[1] == end[1] else 0
+    ax.text(middle[0], middle[1] + above, text, ha="center", va="center", fontsize=8, bbox=box)
+ax.set(xlim=(-0.1, 9.3), ylim=(-0.2, 3.2))
+ax.axis("off")
+plt.show()
+
+# %% [markdown]
+# Read from left to right: the loop steps the environments and calls the agent; the agent keeps a
+# buffer and its networks. Nothing else holds state.
 
 # %%
 #| export
@@ -44,9 +112,20 @@ from rlbook.settings import Config, make_config
 
 if TYPE_CHECKING:  # the loop is the next chapter: it needs the agent, and `learn` needs the loop
     from rlbook.run import RunDirectory, RunResult
-
 # %% [markdown]
 # ## What passes between loop and agent
+#
+# Two small records cross the border. Downwards goes a **transition**: one step of all
+# environments, with arrays whose first axis is the environment. Three of its fields save you from
+# classic mistakes:
+#
+# - `next_obs` is the true successor, also at the end of an episode, where a vector environment
+#   has already overwritten it with the first observation of the next;
+# - `terminated` and `truncated` stay apart, because only `terminated` means that nothing follows;
+# - `state` is the memory of a recurrent agent *before* the step, so that a chunk of experience can
+#   be replayed from where it began.
+#
+# Upwards goes an **update result**: the loss of one gradient step and its metrics by name.
 
 # %%
 #| export
@@ -70,10 +149,14 @@ class UpdateResult:
 
     loss: float
     metrics: dict[str, float]
-
-
 # %% [markdown]
 # ## Which algorithms there are
+#
+# The command line, the loader and the error messages need to know all algorithms. A list that
+# somebody must remember to edit is a list that goes stale, so a class puts itself into the
+# registry at the moment when Python defines it (you will see the two lines in `Agent`). To have
+# them all, it is enough to import the chapters, in the order of the book. (The registry of this
+# notebook is empty still, so the cell below asks the library's.)
 
 # %%
 #| export
@@ -101,10 +184,18 @@ def find_algorithm(name: str) -> type["Agent"]:
         hint = nearest(name, list(known)) or f" There are: {', '.join(known)}."
         raise ValueError(f"There is no algorithm {name!r}.{hint}")
     return known[name]
+# %%
+import rlbook.agent
 
+print("chapters with code:", *chapter_modules())
+print("algorithms:", *rlbook.agent.algorithms())
 
 # %% [markdown]
 # ## Does the algorithm fit the environment?
+#
+# DQN takes the maximum over a list of actions; it cannot steer a joint with a torque between −2
+# and 2. A user who tries should not meet a stack trace from inside a network but a sentence that
+# names what fits. For that, each space gets one word, and each algorithm declares its pair.
 
 # %%
 #| export
@@ -136,10 +227,21 @@ def check_spaces(agent: "Agent") -> None:
         f"{found[1]} actions ({agent.action_space}), but {agent.name} needs {agent.observations} "
         f"observations and {agent.actions} actions: {hint}."
     )
-
+# %%
+assert observation_kind(gym.spaces.Box(-1, 1, (4,))) == "vector"
+assert observation_kind(gym.spaces.Box(0, 255, (3, 64, 64), np.uint8)) == "image"
+assert observation_kind(gym.spaces.Discrete(16)) == "other"
+assert action_kind(gym.spaces.Discrete(2)) == "discrete"
+assert action_kind(gym.spaces.Box(-2, 2, (1,))) == "continuous"
 
 # %% [markdown]
 # ## Randomness with an owner
+#
+# `torch.manual_seed(0)` at the top of a script makes it repeatable until somebody adds one random
+# number somewhere. In this book every agent, buffer and run draws from a generator of its own,
+# whose state is saved with it, and nothing touches a global one. There is one obstacle: PyTorch
+# draws the initial weights of a layer from its global generator. So networks are made inside a
+# fork of it, which is thrown away.
 
 # %%
 #| export
@@ -173,10 +275,45 @@ def find_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"There is no device {name!r} here: use 'cpu'.") from error
     return device
+# %%
+torch.manual_seed(5)
+expected = torch.rand(1)
+torch.manual_seed(5)
+with seeded_torch(1):
+    first = torch.nn.Linear(2, 1).weight
+with seeded_torch(1):
+    second = torch.nn.Linear(2, 1).weight
+assert torch.equal(first, second)  # the same seed, the same weights
+assert torch.equal(torch.rand(1), expected)  # and the global generator never noticed
 
+# %% [markdown]
+# The second context manager sets how torch computes while an agent learns. Small networks are
+# ruled by the overhead of each operation, and one thread often beats two. And it rounds numbers
+# below $10^{-38}$ to zero. Such *denormal* numbers sound exotic, but Adam makes them by the
+# thousand: its running mean of the gradient shrinks by 0.9 per update, so that of a weight whose
+# gradient is zero, because its unit is switched off, passes $10^{-38}$ after some 800 updates.
+# Processors handle these numbers in a slow path.
+
+# %%
+small = torch.full((1000,), 1e-38)
+with torch_for_learning(1):
+    assert torch.all(small / 10 == 0)
+assert torch.all(small / 10 > 0)  # outside, as before
 
 # %% [markdown]
 # ## The agent
+#
+# An algorithm fills in five verbs, `act`, `observe`, `updates_due`, `sample` and `update`, and a
+# `build` that makes its parts. The rest is inherited. Some decisions that are easy to miss:
+#
+# - `train_step` checks every loss. A loss that is not a number ruins all weights within one update,
+#   so the run must stop before it does more harm.
+# - `parts` names the attributes that learning depends on. `state_dict` and `load_state_dict` walk
+#   over them, so that nothing is forgotten in one of the two.
+# - `predict` takes one observation or a batch and checks it, because it is the method that is
+#   called from somebody else's program.
+# - `save` writes everything: networks, optimiser, buffer, counters and generators. An agent that
+#   is loaded can go on learning.
 
 # %%
 #| export
@@ -323,7 +460,125 @@ class Agent(ABC):
         if not isinstance(agent, cls):
             raise ValueError(f"{path} holds a {agent.name} agent: use rlbook.load.")
         return agent
+# %% [markdown]
+# ## A whole algorithm in twenty lines
+#
+# To see what the contract asks, here is the simplest agent that learns anything: it ignores what
+# it sees and keeps the mean reward of each action. That is the sample-average method for a
+# multi-armed bandit,
+#
+# $$Q_{n+1}(a) = Q_n(a) + \tfrac{1}{n}\bigl(r - Q_n(a)\bigr).$$
+#
+# By hand: rewards 1, 0 and 2 for the same action give $Q = 1$, then $0.5$, then $1$.
 
+
+# %%
+class Averages:
+    """A part of an agent: anything with `state_dict` and `load_state_dict`."""
+
+    def __init__(self, actions: int) -> None:
+        self.q, self.n = torch.zeros(actions), torch.zeros(actions)
+
+    def update(self, action: int, reward: float) -> None:
+        self.n[action] += 1
+        self.q[action] += (reward - self.q[action]) / self.n[action]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"q": self.q, "n": self.n}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.q, self.n = state["q"], state["n"]
+
+
+averages = Averages(1)
+for reward, q in ((1, 1.0), (0, 0.5), (2, 1.0)):
+    averages.update(0, reward)
+    assert averages.q[0] == q
+
+
+# %%
+class BanditConfig(Config):
+    """The settings of the bandit: those that all share."""
+
+
+class Bandit(Agent):
+    """Plays the action with the best mean reward, and a random one in ten."""
+
+    name = "bandit"
+    config_class = BanditConfig
+    parts = ("averages",)
+
+    def build(self) -> None:
+        self.averages = Averages(int(self.action_space.n))
+
+    def act(self, obs, state, episode_start, explore):
+        actions = np.full(len(obs), int(self.averages.q.argmax()))
+        if explore and self.generator.random() < 0.1:
+            actions = self.generator.integers(self.action_space.n, size=len(obs))
+        return actions, state
+
+    def observe(self, transition: Transition) -> None:
+        self.batch = list(zip(transition.action, transition.reward, strict=True))
+
+    def updates_due(self) -> int:
+        return 1
+
+    def sample(self):
+        return self.batch
+
+    def update(self, batch) -> UpdateResult:
+        for action, reward in batch:
+            self.averages.update(int(action), float(reward))
+        return UpdateResult(0.0, {"loss": 0.0, "q_max": float(self.averages.q.max())})
+
+
+# %% [markdown]
+# It is registered, it can be told its settings by keyword, and it learns. In `rlbook/OneStep-v0`
+# every episode is one step with reward 1, so the value of the action that it plays is exactly 1:
+
+# %%
+agent = Bandit("rlbook/OneStep-v0", seed=3, eval_every=0)
+agent.learn(200, progress=False)
+print(agent.averages.q, "after", agent.global_step, "steps and", agent.updates, "updates")
+assert agent.averages.q.max() == 1
+assert agent.evaluate(episodes=5).mean == 1
+
+# %% [markdown]
+# What the base class gives to it for nothing is the rest of the contract. A single observation
+# gives a single action, a batch gives a batch, and nonsense gives a sentence:
+
+# %%
+single, _ = agent.predict(np.zeros(agent.observation_space.shape))
+batch, _ = agent.predict(np.zeros((7, *agent.observation_space.shape)))
+print("one action:", single, " a batch:", batch)
+assert np.ndim(single) == 0 and batch.shape == (7,)
+
+
+# %%
+def complain(call) -> None:
+    """Print the sentence that a mistake gets."""
+    try:
+        call()
+    except ValueError as error:
+        print("-", error)
+    else:
+        raise AssertionError("no complaint")
+
+
+complain(lambda: agent.predict([1.0, 2.0, 3.0]))
+complain(lambda: agent.predict([float("nan")] * agent.observation_space.shape[0]))
+complain(lambda: Bandit("CartPole-v2"))
+complain(lambda: Bandit("CartPole-v1", sead=3))
+complain(lambda: Bandit("Pendulum-v1"))
+complain(lambda: agent.learn(0))
+complain(lambda: find_algorithm("bandid"))
+
+# %% [markdown]
+# ## Loading
+#
+# A checkpoint says which algorithm and settings made it, so a loader needs nothing but the file,
+# or the directory of a run, of which it takes the newest checkpoint that is sound. The class method
+# `DQN.load` does the same and insists on the algorithm.
 
 # %%
 #| export
@@ -352,3 +607,139 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> Agent:
     if newest is None:
         raise ValueError(f"{path} has no checkpoint yet: go on with `rlbook resume {path}`.")
     return restore(newest[1], newest[0], device)
+# %%
+import tempfile
+
+with tempfile.TemporaryDirectory() as folder:
+    path = Path(folder) / "bandit.pt"
+    agent.save(path)
+    twin = load(path)
+    assert isinstance(twin, Bandit) and torch.equal(twin.averages.q, agent.averages.q)
+    agent.learn(50, progress=False)
+    twin.learn(50, progress=False)  # the copy goes on exactly as the original does
+    assert torch.equal(twin.averages.n, agent.averages.n)
+print("means after 50 more steps:", agent.averages.q.tolist(), twin.averages.q.tolist())
+
+# %% [markdown]
+# ## Exercises
+#
+# **Exercise 1.** `Bandit` explores with all environments or with none, since it draws one number
+# per call. Give each environment its own decision.
+#
+# <details>
+# <summary>Solution</summary>
+#
+# Draw as many numbers as there are observations and choose with `np.where`:
+#
+# ```python
+# chance = self.generator.random(len(obs)) < 0.1
+# randoms = self.generator.integers(self.action_space.n, size=len(obs))
+# actions = np.where(chance, randoms, actions)
+# ```
+#
+# This is how DQN does it in [](dqn.py).
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 2.** Why is `check_spaces` called before `build`, and not by each algorithm in its own
+# `build`?
+#
+# <details>
+# <summary>Solution</summary>
+#
+# Because a network for the wrong space fails with a message about matrix sizes, or, worse, does not
+# fail at all: a continuous action of one dimension would pass for one discrete action. And because
+# what every algorithm would have to remember, one of them would forget.
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 3, a planted bug.** This variant of `Bandit` learns as well as the original, and there
+# is no error anywhere. Yet an agent that was saved and loaded behaves differently from one that
+# was not. What is wrong? Find a way to see it.
+
+
+# %%
+class Forgetful(Bandit):
+    """As `Bandit`, with a bug."""
+
+    name = "forgetful"
+
+    def build(self) -> None:
+        super().build()
+        self.dice = np.random.default_rng(self.config.seed)
+
+    def act(self, obs, state, episode_start, explore):
+        actions = np.full(len(obs), int(self.averages.q.argmax()))
+        if explore and self.dice.random() < 0.1:
+            actions = self.dice.integers(self.action_space.n, size=len(obs))
+        return actions, state
+
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# `dice` is a second generator that is not among the `parts`, so it is not saved: after loading it
+# starts again from its seed, and the agent repeats the random actions of its youth. To see it,
+# compare the actions of a loaded twin with those of the original, as the cell below does. The
+# repair is to draw from `self.generator`, which is saved.
+#
+# </details>
+
+
+# %%
+def explored(agent: Agent) -> list[int]:
+    """The next 200 exploring actions."""
+    obs, start = np.zeros((1, *agent.observation_space.shape), np.float32), np.zeros(1, bool)
+    return [int(agent.act(obs, None, start, explore=True)[0][0]) for _ in range(200)]
+
+
+def same_after_loading(agent: Agent) -> bool:
+    """Whether a saved and loaded twin explores as the original does."""
+    with tempfile.TemporaryDirectory() as folder:
+        agent.save(Path(folder) / "agent.pt")
+        return explored(load(Path(folder) / "agent.pt")) == explored(agent)
+
+
+for kind in (Forgetful, Bandit):
+    trained = kind("rlbook/OneStep-v0", seed=3, eval_every=0)
+    trained.learn(200, progress=False)
+    print(f"{kind.__name__}: same actions after loading: {same_after_loading(trained)}")
+
+# %% [markdown]
+# **Exercise 4.** Make an agent that plays at random, and use it as the floor of a comparison on
+# CartPole. What must `update` return if it has nothing to learn?
+#
+# <details>
+# <summary>Solution</summary>
+#
+# Nothing: let `updates_due` return 0, and `update` is never called. Then `act` is one line,
+# `self.generator.integers(self.action_space.n, size=len(obs))`, and `observe` does nothing. A mean
+# return of about 22 is what you should see on CartPole.
+#
+# </details>
+
+# %% [markdown]
+# ## Using it
+#
+# ```python
+# import rlbook
+#
+# rlbook.ALGORITHMS  # name -> class
+# agent = rlbook.load("runs/a")  # whichever algorithm it was
+# agent.evaluate(episodes=20).interval
+# ```
+#
+# ```
+# rlbook list
+# rlbook evaluate runs/a --episodes 20
+# ```
+#
+# ## References
+#
+# - R. Sutton and A. Barto (2018). *Reinforcement Learning: An Introduction*, second edition,
+#   section 2.4: the sample-average method.
+# - A. Raffin et al. (2021). *Stable-Baselines3: Reliable Reinforcement Learning Implementations*,
+#   JMLR 22: the verbs `learn`, `predict`, `save` and `load`, which users know from there.

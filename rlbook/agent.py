@@ -309,6 +309,7 @@ class Agent(ABC):
         return agent
 
 
+# %% book/agent.py · Loading
 def restore(content: dict[str, Any], source: Path, device: str) -> Agent:
     """Make the agent that a checkpoint holds."""
     if not {"algo", "config", "agent"} <= content.keys():

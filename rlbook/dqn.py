@@ -277,7 +277,9 @@ class DQN(Agent):
         """Make a Q-network of the right size."""
         inputs, scale = math.prod(self.observation_space.shape or ()), self.config.observation_scale
         if scale and len(scale) != inputs:
-            raise ValueError(f"Setting 'observation_scale' needs {inputs} factors, not {len(scale)}.")
+            raise ValueError(
+                f"Setting 'observation_scale' needs {inputs} factors, not {len(scale)}."
+            )
         actions = int(self.action_space.n)
         return QNetwork(inputs, actions, self.config.hidden, scale).to(self.device)
 
