@@ -1,0 +1,420 @@
+"""Made from book/drqn.py: edit the chapter, then run `rlbook tangle`."""
+
+__all__ = [
+    "DRQN",
+    "Chunks",
+    "DRQNConfig",
+    "LSTMQNetwork",
+    "RecurrentReplayBuffer",
+    "State",
+    "at_time",
+    "check_steps",
+    "chunk_dtype",
+    "drqn_loss",
+    "n_step_chunks",
+    "train_drqn",
+]
+
+# %% book/drqn.py · DRQN
+import dataclasses
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar, Literal, Self
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlbook.agent import Agent, Transition, UpdateResult
+from rlbook.dqn import (
+    MLP,
+    DQNConfig,
+    dqn_loss,
+    epsilon_greedy,
+    flatten_parameters,
+    gradient_step,
+    polyak_update,
+)
+from rlbook.envs import derive_seed
+from rlbook.replay import ReplayBuffer
+from rlbook.run import RunResult, train
+from rlbook.settings import Config, setting
+
+# %% book/drqn.py · The model
+State = tuple[Tensor, ...]  # what is remembered: tensors of (batch, units), zero at the start
+
+
+class LSTMQNetwork(nn.Module):
+    """From the observations of an episode so far to the value of each action."""
+
+    def __init__(self, inputs: int, actions: int, hidden: tuple[int, ...], units: int) -> None:
+        super().__init__()
+        self.encoder = nn.Sequential(MLP((inputs, *hidden)), nn.ReLU()) if hidden else nn.Identity()
+        self.lstm = nn.LSTM((inputs, *hidden)[-1], units)
+        self.head = nn.Linear(units, actions)
+
+    def initial_state(self, batch: int) -> State:
+        """Return the memory of `batch` episodes that have seen nothing yet."""
+        zeros = self.head.weight.new_zeros(batch, self.lstm.hidden_size)
+        return zeros, zeros
+
+    def reset_state(self, state: State, episode_start: Tensor) -> State:
+        """Forget everything where an episode starts."""
+        return tuple(part.masked_fill(episode_start.unsqueeze(1), 0.0) for part in state)
+
+    def unroll(self, obs: Tensor, state: State, episode_start: Tensor) -> tuple[Tensor, State]:
+        """Run the LSTM over (time, batch, inputs); return its outputs and the memory at the end."""
+        encoded, outputs = self.encoder(obs), []
+        starts = episode_start.any(dim=1).nonzero().flatten().tolist()  # times with a reset
+        for first, last in pairwise([0, *(time for time in starts if time), len(obs)]):
+            if first in starts:
+                state = self.reset_state(state, episode_start[first])
+            memory = state[0].unsqueeze(0), state[1].unsqueeze(0)  # the LSTM may have many layers
+            output, memory = self.lstm(encoded[first:last], memory)
+            state = memory[0].squeeze(0), memory[1].squeeze(0)
+            outputs.append(output)
+        return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)), state
+
+    def q_values_sequence(self, obs: Tensor, state: State, episode_start: Tensor) -> Tensor:
+        """Return the values (time, batch, actions) along (time, batch, inputs)."""
+        return self.head(self.unroll(obs, state, episode_start)[0])
+
+    def act(self, obs: Tensor, state: State, episode_start: Tensor) -> tuple[Tensor, State]:
+        """Take one step: return the values (batch, actions) and the memory after it."""
+        output, state = self.unroll(obs[None], state, episode_start[None])
+        return self.head(output[0]), state
+
+
+# %% book/drqn.py · The buffer
+def chunk_dtype(inputs: int, units: int, length: int) -> np.dtype:
+    """Describe a chunk of `length` steps of one episode as one row of bytes."""
+    fields = [
+        ("obs", np.float32, (length + 1, inputs)),  # and the successor of the last step
+        ("action", np.int64, (length,)),
+        ("reward", np.float32, (length,)),
+        ("discount", np.float32, (length,)),  # gamma ** (steps taken), as in DQN's rows
+        ("bootstrap", np.int64, (length,)),  # the place in obs whose value has that discount
+        ("terminated", np.bool_, (length,)),
+        ("episode_start", np.bool_, (length + 1,)),
+        ("mask", np.bool_, (length,)),  # False where a short chunk is padded
+        ("hidden", np.float32, (units,)),  # the memory before the first step
+        ("cell", np.float32, (units,)),
+    ]
+    return np.dtype(fields, align=True)
+
+
+def n_step_chunks(rows: np.ndarray, n: int, gamma: float) -> np.ndarray:
+    """Return chunks whose rewards are n-step returns, cut short where the chunk's steps end."""
+    rows, time = rows.copy(), np.arange(rows["action"].shape[1])
+    end = (rows["mask"] * (time + 1)).max(axis=1, keepdims=True)  # one past the last step
+    bootstrap = np.maximum(np.minimum(time + n, end), time)  # at most n steps on, (chunks, time)
+    rewards = np.where(rows["mask"], rows["reward"], 0.0)
+    returns = np.zeros_like(rewards)
+    for k in range(min(n, len(time))):
+        returns[:, : len(time) - k] += gamma**k * rewards[:, k:]
+    last = np.maximum(bootstrap - 1, 0)  # the step that leads to the observation of the bootstrap
+    rows["terminated"] = np.take_along_axis(rows["terminated"], last, axis=1) & rows["mask"]
+    rows["reward"], rows["discount"] = returns, gamma ** (bootstrap - time)
+    rows["bootstrap"] = bootstrap
+    return rows
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """A batch of chunks as tensors, time first."""
+
+    obs: Tensor  # (time + 1, batch, inputs)
+    action: Tensor  # (time, batch)
+    reward: Tensor  # (time, batch)
+    discount: Tensor  # (time, batch)
+    bootstrap: Tensor  # (time, batch)
+    terminated: Tensor  # (time, batch)
+    episode_start: Tensor  # (time + 1, batch)
+    mask: Tensor  # (time, batch)
+    state: State  # (batch, units), twice
+
+    @classmethod
+    def from_rows(cls, rows: np.ndarray) -> "Chunks":
+        """View rows, the batch first, as tensors with time first."""
+        view = {name: torch.from_numpy(rows[name]) for name in rows.dtype.names or ()}
+        state = view.pop("hidden"), view.pop("cell")
+        return cls(state=state, **{name: part.transpose(0, 1) for name, part in view.items()})
+
+    def to(self, device: torch.device) -> Self:
+        """Move all tensors to a device."""
+        moved = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
+        return dataclasses.replace(self, state=tuple(p.to(device) for p in self.state), **moved)
+
+
+class RecurrentReplayBuffer:
+    """A ring of chunks, and for each environment one open chunk that is still being filled."""
+
+    def __init__(
+        self, capacity: int, dtype: np.dtype, num_envs: int, n: int, gamma: float, seed: int
+    ) -> None:
+        self.ring = ReplayBuffer(capacity, dtype, seed)
+        self.n, self.gamma = n, gamma
+        self.open = np.zeros(num_envs, dtype)
+        self.filled = np.zeros(num_envs, dtype=np.int64)  # where the next step of each goes
+        self.length = self.open["action"].shape[1]
+
+    def __len__(self) -> int:
+        return len(self.ring)
+
+    def append(
+        self,
+        *,
+        obs: np.ndarray,  # (num_envs, inputs)
+        action: np.ndarray,  # (num_envs,)
+        reward: np.ndarray,  # (num_envs,)
+        next_obs: np.ndarray,  # (num_envs, inputs), the true successor
+        terminated: np.ndarray,  # (num_envs,)
+        truncated: np.ndarray,  # (num_envs,)
+        episode_start: np.ndarray,  # (num_envs,)
+        state: tuple[np.ndarray, np.ndarray],  # (num_envs, units), before this step
+    ) -> None:
+        """Store one step of each environment; a chunk closes when full or when its episode ends."""
+        chunk, now = self.open, (np.arange(len(self.open)), self.filled.copy())
+        empty = self.filled == 0
+        chunk["hidden"][empty], chunk["cell"][empty] = state[0][empty], state[1][empty]
+        chunk["obs"][now], chunk["action"][now], chunk["reward"][now] = obs, action, reward
+        chunk["terminated"][now], chunk["episode_start"][now] = terminated, episode_start
+        chunk["mask"][now] = True
+        self.filled += 1
+        chunk["obs"][now[0], self.filled] = next_obs
+        ended = terminated | truncated
+        complete = np.flatnonzero(ended | (self.filled == self.length))
+        if len(complete):
+            self.close(complete, ended[complete])
+
+    def close(self, envs: np.ndarray, ended: np.ndarray) -> None:
+        """Move the open chunks of these environments into the ring and begin new ones."""
+        self.store(n_step_chunks(self.open[envs], self.n, self.gamma))
+        self.open[envs] = np.zeros((), self.open.dtype)
+        self.filled[envs] = 0
+
+    def store(self, rows: np.ndarray) -> None:
+        """Put closed chunks into the ring."""
+        self.ring.add(rows)
+
+    def sample(self, batch_size: int) -> Chunks:
+        """Draw closed chunks uniformly, as (time, batch, ...)."""
+        return Chunks.from_rows(self.ring.sample(batch_size))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the ring and the open chunks."""
+        open_chunks = torch.from_numpy(self.open.view(np.uint8))
+        return {
+            "ring": self.ring.state_dict(),
+            "open": open_chunks,
+            "filled": torch.from_numpy(self.filled),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a stored ring and stored open chunks."""
+        self.ring.load_state_dict(state["ring"])
+        self.open[:] = state["open"].numpy().view(self.open.dtype)
+        self.filled[:] = state["filled"].numpy()
+
+
+# %% book/drqn.py · The loss
+def check_steps(shape: torch.Size, **steps: Tensor) -> None:
+    """Raise unless each tensor is (time, batch), one number a step."""
+    for name, part in steps.items():
+        if part.shape != shape:
+            raise ValueError(f"{name} must have the shape {tuple(shape)}, not {tuple(part.shape)}.")
+
+
+def drqn_loss(
+    q: Tensor,  # (time, batch, actions), with gradient
+    action: Tensor,  # (time, batch)
+    reward: Tensor,  # (time, batch)
+    discount: Tensor,  # (time, batch)
+    terminated: Tensor,  # (time, batch)
+    mask: Tensor,  # (time, batch), False at padded steps
+    next_q_target: Tensor,  # (time, batch, actions)
+    next_q_online: Tensor | None = None,  # (time, batch, actions) for Double
+    huber: bool = False,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return DQN's loss and metrics over all steps that are not padded."""
+    steps = {"action": action, "reward": reward, "discount": discount, "terminated": terminated}
+    check_steps(q.shape[:2], mask=mask, **steps)
+    valid = mask.flatten().nonzero().flatten()
+
+    def pick(part: Tensor) -> Tensor:
+        return part.flatten(0, 1).index_select(0, valid)  # (steps, ...)
+
+    online = None if next_q_online is None else pick(next_q_online)
+    vectors = {name: pick(part) for name, part in steps.items()}
+    valued = pick(next_q_target)
+    return dqn_loss(pick(q), **vectors, next_q_target=valued, next_q_online=online, huber=huber)
+
+
+def at_time(values: Tensor, index: Tensor) -> Tensor:
+    """Pick from values (time + 1, batch, actions) those at the times in index (time, batch)."""
+    return values.gather(0, index.unsqueeze(2).expand(-1, -1, values.shape[2]))
+
+
+# %% book/drqn.py · Settings
+@dataclass(kw_only=True)
+class DRQNConfig(DQNConfig):
+    """The settings of DRQN: those of DQN, and those of its memory."""
+
+    hidden: tuple[int, ...] = setting((64,), "Units of each layer of the encoder.", low=1)
+    units: int = setting(64, "Units of the LSTM.", low=1)
+    previous_action: bool = setting(True, "Whether the network sees the action before, too.")
+    chunk_length: int = setting(16, "Steps of a chunk, as far as the gradient reaches.", low=1)
+    start_state: Literal["stored", "zero"] = setting("stored", "Memory that a chunk starts from.")
+    batch_size: int = setting(32, "Chunks of one update.", low=1)
+    buffer_size: int = setting(5_000, "Chunks that the replay buffer holds.", low=1)
+    reward_scale: float = setting(1.0, "Factor of the rewards that are learned from.", above=0)
+
+    def check(self) -> None:
+        """Raise where settings contradict each other."""
+        super().check()
+        if self.n_step > self.chunk_length:
+            raise ValueError(
+                f"Setting 'n_step' ({self.n_step}) must not exceed 'chunk_length' "
+                f"({self.chunk_length}): a return cannot look beyond its chunk."
+            )
+
+
+# %% book/drqn.py · The agent
+class DRQN(Agent):
+    """DQN with an LSTM: it acts on all it has seen of an episode, and learns from chunks."""
+
+    name: ClassVar[str] = "drqn"
+    config_class: ClassVar[type[Config]] = DRQNConfig
+    parts: ClassVar[tuple[str, ...]] = ("online", "target", "optimizer", "replay")
+    config: DRQNConfig
+    action_space: gym.spaces.Discrete
+    replay: RecurrentReplayBuffer
+
+    def build(self) -> None:
+        """Make networks, optimiser and buffer."""
+        config, observations = self.config, int(np.prod(self.observation_space.shape or ()))
+        scale = config.observation_scale or (1.0,) * observations
+        if len(scale) != observations:
+            wanted = f"needs {observations} factors, not {len(scale)}"
+            raise ValueError(f"Setting 'observation_scale' {wanted}.")
+        self.scale = torch.tensor(scale, device=self.device)
+        self.choices = int(self.action_space.n)
+        self.inputs = observations + config.previous_action * self.choices
+        self.online, self.target = self.make_network(), self.make_network()
+        self.target.load_state_dict(self.online.state_dict())
+        self.weights = flatten_parameters(self.online)
+        self.optimizer = torch.optim.Adam([self.weights], lr=config.lr, fused=True)
+        self.replay = self.make_replay()
+
+    def make_network(self) -> LSTMQNetwork:
+        """Make a network of the right size."""
+        config = self.config
+        network = LSTMQNetwork(self.inputs, self.choices, config.hidden, config.units)
+        return network.to(self.device)
+
+    def make_replay(self) -> RecurrentReplayBuffer:
+        """Make the buffer."""
+        config = self.config
+        dtype = chunk_dtype(self.inputs, config.units, config.chunk_length)
+        steps = (config.num_envs, config.n_step, config.gamma)
+        return RecurrentReplayBuffer(config.buffer_size, dtype, *steps, self.replay_seed())
+
+    def replay_seed(self) -> int:
+        """Return the seed of the buffer's own generator."""
+        return derive_seed(self.config.seed, "replay")
+
+    def see(self, obs: np.ndarray, previous: Tensor) -> Tensor:
+        """Return what the network sees: the scaled observation and the action before it."""
+        scaled = torch.as_tensor(obs, dtype=torch.float32, device=self.device) * self.scale
+        return torch.cat((scaled, previous), dim=1) if self.config.previous_action else scaled
+
+    def remember(self, state: State | None, episode_start: np.ndarray) -> State:
+        """Return hidden state, cell and last action, forgotten where an episode starts."""
+        if state is None:
+            count = len(episode_start)
+            no_action = torch.zeros(count, self.choices, device=self.device)
+            return *self.online.initial_state(count), no_action
+        return self.online.reset_state(state, torch.from_numpy(episode_start).to(self.device))
+
+    def one_hot(self, actions: np.ndarray) -> Tensor:
+        """Return actions (batch,) as (batch, actions) of zeros and ones."""
+        return torch.from_numpy(np.eye(self.choices, dtype=np.float32)[actions]).to(self.device)
+
+    @torch.inference_mode()
+    def act(
+        self, obs: np.ndarray, state: Any, episode_start: np.ndarray, explore: bool
+    ) -> tuple[np.ndarray, Any]:
+        """Take the best action or, with probability epsilon, any; remember either way."""
+        *memory, previous = self.remember(state, episode_start)
+        nothing_starts = torch.zeros(len(obs), dtype=torch.bool, device=self.device)
+        q, (hidden, cell) = self.online.act(self.see(obs, previous), tuple(memory), nothing_starts)
+        actions = q.argmax(dim=1).cpu().numpy()
+        if explore:
+            epsilon = self.config.epsilon(self.global_step)
+            actions = epsilon_greedy(actions, self.choices, epsilon, self.generator)
+        return actions + self.action_space.start, (hidden, cell, self.one_hot(actions))
+
+    @torch.inference_mode()
+    def observe(self, transition: Transition) -> None:
+        """Append the step to the open chunks."""
+        hidden, cell, previous = self.remember(transition.state, transition.episode_start)
+        action = transition.action - self.action_space.start
+        self.replay.append(
+            obs=self.see(transition.obs, previous).cpu().numpy(),
+            action=action,
+            reward=transition.reward * self.config.reward_scale,
+            next_obs=self.see(transition.next_obs, self.one_hot(action)).cpu().numpy(),
+            terminated=transition.terminated,
+            truncated=transition.truncated,
+            episode_start=transition.episode_start,
+            state=(hidden.cpu().numpy(), cell.cpu().numpy()),
+        )
+
+    def updates_due(self) -> int:
+        """Say how many updates the last step made due, once the buffer holds a batch."""
+        enough = len(self.replay) >= self.config.batch_size
+        return self.config.updates_due(self.global_step) if enough else 0
+
+    def sample(self) -> Chunks:
+        """Draw a batch from the replay buffer."""
+        return self.replay.sample(self.config.batch_size).to(self.device)
+
+    def start(self, chunks: Chunks) -> State:
+        """Return the memory that chunks start from."""
+        stored = self.config.start_state == "stored"
+        return chunks.state if stored else self.online.initial_state(chunks.mask.shape[1])
+
+    def update(self, batch: Chunks) -> UpdateResult:
+        """Make one gradient step on the TD errors of a batch of chunks."""
+        config, start = self.config, self.start(batch)
+        q = self.online.q_values_sequence(batch.obs, start, batch.episode_start)
+        with torch.no_grad():  # the target network remembers with its own weights
+            q_target = self.target.q_values_sequence(batch.obs, start, batch.episode_start)
+        loss, metrics = drqn_loss(
+            q[:-1],
+            batch.action,
+            batch.reward,
+            batch.discount,
+            batch.terminated,
+            batch.mask,
+            at_time(q_target, batch.bootstrap),
+            at_time(q.detach(), batch.bootstrap) if config.double else None,
+            config.huber,
+        )
+        return self.descend(loss, metrics)
+
+    def descend(self, loss: Tensor, metrics: dict[str, Tensor]) -> UpdateResult:
+        """Make the gradient step, then move the target network if it is time."""
+        config = self.config
+        lr = config.lr_now(self.global_step)
+        gradient_step(loss, self.optimizer, lr, config.max_grad_norm)
+        if (self.updates + 1) % config.target_every == 0:
+            polyak_update(self.target, self.online, config.tau)
+        values = {name: float(value) for name, value in metrics.items()}
+        return UpdateResult(values["loss"], values)
+
+
+def train_drqn(config: DRQNConfig, progress: bool = True) -> RunResult:
+    """Train DRQN with these settings."""
+    return train(DRQN(config=config), progress)

@@ -1,0 +1,346 @@
+"""Made from book/r2d2.py: edit the chapter, then run `rlbook tangle`."""
+
+__all__ = [
+    "R2D2",
+    "RESCALE_EPSILON",
+    "PrioritizedChunks",
+    "PrioritizedRecurrentReplayBuffer",
+    "R2D2Config",
+    "SumTree",
+    "r2d2_loss",
+    "rescale",
+    "rescale_inverse",
+    "sequence_priorities",
+    "train_r2d2",
+]
+
+# %% book/r2d2.py · R2D2
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlbook.agent import UpdateResult
+from rlbook.dqn import dqn_target
+from rlbook.drqn import (
+    DRQN,
+    Chunks,
+    DRQNConfig,
+    LSTMQNetwork,
+    RecurrentReplayBuffer,
+    State,
+    at_time,
+    check_steps,
+    chunk_dtype,
+)
+from rlbook.run import RunResult, train
+from rlbook.settings import Config, setting
+
+
+# %% book/r2d2.py · The sum tree
+class SumTree:
+    """Leaves with a mass each; a node knows the mass below it, so a draw takes log2(n) steps."""
+
+    def __init__(self, capacity: int) -> None:
+        self.depth = max(capacity - 1, 1).bit_length()
+        self.leaves = 1 << self.depth
+        self.nodes = np.zeros(2 * self.leaves)  # the root is 1; below i are 2 * i and 2 * i + 1
+
+    @property
+    def total(self) -> float:
+        """The mass of all leaves."""
+        return float(self.nodes[1])
+
+    def __getitem__(self, indices: Any) -> np.ndarray:
+        return self.nodes[self.leaves :][indices]
+
+    def set(self, indices: np.ndarray, masses: np.ndarray | float) -> None:
+        """Give leaves new masses, and sum anew on the way up to the root."""
+        nodes = np.asarray(indices) + self.leaves
+        self.nodes[nodes] = masses
+        for _ in range(self.depth):
+            nodes = nodes >> 1
+            self.nodes[nodes] = self.nodes[2 * nodes] + self.nodes[2 * nodes + 1]
+
+    def find(self, points: np.ndarray) -> np.ndarray:
+        """Return the leaf under each point of [0, total), all leaves laid end to end."""
+        nodes, points = np.ones(len(points), dtype=np.int64), points.copy()
+        for _ in range(self.depth):
+            left = self.nodes[2 * nodes]
+            right = (points >= left) & (self.nodes[2 * nodes + 1] > 0)  # rounding may overshoot
+            points -= left * right
+            nodes = 2 * nodes + right
+        return nodes - self.leaves
+
+
+# %% book/r2d2.py · The buffer
+@dataclass(frozen=True)
+class PrioritizedChunks(Chunks):
+    """Chunks, where they lie in the buffer, and how much each counts."""
+
+    indices: np.ndarray  # (batch,)
+    weights: Tensor  # (batch,)
+
+
+class PrioritizedRecurrentReplayBuffer(RecurrentReplayBuffer):
+    """DRQN's buffer, drawn from by priority; its chunks may overlap and begin with burn-in."""
+
+    def __init__(
+        self,
+        capacity: int,
+        dtype: np.dtype,
+        num_envs: int,
+        n: int,
+        gamma: float,
+        seed: int,
+        *,
+        alpha: float = 0.6,
+        burn_in: int = 0,
+        overlap: int = 0,
+    ) -> None:
+        super().__init__(capacity, dtype, num_envs, n, gamma, seed)
+        self.alpha, self.burn_in, self.overlap = alpha, burn_in, overlap
+        self.tree = SumTree(capacity)
+        self.highest = 1.0  # priority of a new chunk: as high as any so far
+        units = self.open["hidden"].shape[1]
+        self.trail = np.zeros((2, num_envs, self.length, units), np.float32)  # memory at each step
+
+    def append(self, *, episode_start: np.ndarray, state: Any, **step: np.ndarray) -> None:
+        """Store one step; an episode starts after the burn-in, where its memory is known: zero."""
+        self.filled[(self.filled == 0) & episode_start] = self.burn_in
+        self.trail[:, np.arange(len(self.open)), self.filled] = state
+        super().append(episode_start=episode_start, state=state, **step)
+
+    def close(self, envs: np.ndarray, ended: np.ndarray) -> None:
+        """Store the open chunks; where the episode goes on, the next repeats the last steps."""
+        repeated, first = self.open[envs[~ended]], self.length - self.overlap
+        super().close(envs, ended)
+        if self.overlap == 0:
+            return
+        going = envs[~ended]
+        chunk: np.ndarray = np.zeros(len(going), self.open.dtype)
+        for name in ("action", "reward", "terminated", "mask"):
+            chunk[name][:, : self.overlap] = repeated[name][:, first:]
+        for name in ("obs", "episode_start"):
+            chunk[name][:, : self.overlap + 1] = repeated[name][:, first:]
+        chunk["hidden"], chunk["cell"] = self.trail[:, going, first]
+        self.trail[:, going, : self.overlap] = self.trail[:, going, first:]
+        self.open[going], self.filled[going] = chunk, self.overlap
+
+    def store(self, rows: np.ndarray) -> None:
+        """Put closed chunks into the ring, each with the highest priority."""
+        places = (self.ring.position + np.arange(len(rows))) % len(self.ring.rows)
+        super().store(rows)
+        self.tree.set(places, self.highest**self.alpha)
+
+    def sample(self, batch_size: int, beta: float = 1.0) -> PrioritizedChunks:
+        """Draw chunks in proportion to priority ** alpha, with weights that make up for it."""
+        points = self.ring.generator.random(batch_size) * self.tree.total
+        indices = self.tree.find(points)
+        chances = self.tree[indices] / self.tree.total
+        weights = (len(self) * chances) ** -beta
+        chunks = Chunks.from_rows(self.ring.rows.take(indices))
+        share = torch.from_numpy((weights / weights.max()).astype(np.float32))
+        return PrioritizedChunks(**vars(chunks), indices=indices, weights=share)
+
+    def update_priorities(self, indices: np.ndarray, priorities: np.ndarray) -> None:
+        """Give chunks new priorities."""
+        priorities = np.maximum(np.asarray(priorities, dtype=np.float64), 1e-6)  # none is lost
+        if len(indices) != len(priorities) or not np.isfinite(priorities).all():
+            raise ValueError("update_priorities needs one finite priority for each index.")
+        self.tree.set(indices, priorities**self.alpha)
+        self.highest = max(self.highest, float(priorities.max()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what DRQN's buffer does, and the priorities."""
+        return {
+            **super().state_dict(),
+            "masses": torch.from_numpy(self.tree[: len(self)]),
+            "highest": self.highest,
+            "trail": torch.from_numpy(self.trail),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a stored buffer and its priorities."""
+        super().load_state_dict(state)
+        self.tree.nodes[:] = 0.0
+        self.tree.set(np.arange(len(self)), state["masses"].numpy())
+        self.highest, self.trail[:] = state["highest"], state["trail"].numpy()
+
+
+# %% book/r2d2.py · Value rescaling
+RESCALE_EPSILON = 1e-3  # keeps the inverse from growing without bound
+
+
+def rescale(x: Tensor) -> Tensor:
+    """Squash values to about their square root, sign kept."""
+    size = x.abs()
+    return x / ((size + 1).sqrt() + 1) + RESCALE_EPSILON * x
+
+
+def rescale_inverse(x: Tensor) -> Tensor:
+    """Undo `rescale`, in a form in which nothing cancels."""
+    size, slope = x.abs(), 1 + 2 * RESCALE_EPSILON
+    root = 2 * size / (slope + (slope**2 + 4 * RESCALE_EPSILON * size).sqrt())
+    return x.sign() * root * (root + 2)
+
+
+# %% book/r2d2.py · The loss
+def r2d2_loss(
+    q: Tensor,  # (time, batch, actions), with gradient
+    action: Tensor,  # (time, batch)
+    reward: Tensor,  # (time, batch)
+    discount: Tensor,  # (time, batch)
+    terminated: Tensor,  # (time, batch)
+    mask: Tensor,  # (time, batch), False at padded steps
+    weights: Tensor,  # (batch,), of importance
+    next_q_target: Tensor,  # (time, batch, actions)
+    next_q_online: Tensor | None = None,  # (time, batch, actions) for Double
+    rescaling: bool = False,
+    huber: bool = False,
+) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    """Return the weighted mean over valid steps, named metrics and the TD errors (time, batch)."""
+    steps = {"action": action, "reward": reward, "discount": discount, "terminated": terminated}
+    check_steps(q.shape[:2], mask=mask, **steps)
+    if weights.shape != q.shape[1:2]:
+        raise ValueError(f"weights must be ({q.shape[1]},), not {tuple(weights.shape)}.")
+    with torch.no_grad():
+        values = rescale_inverse(next_q_target) if rescaling else next_q_target
+        online = None if next_q_online is None else next_q_online.flatten(0, 1)
+        flat = (reward.flatten(), discount.flatten(), terminated.flatten(), values.flatten(0, 1))
+        target = dqn_target(*flat, online).view(q.shape[:2])
+        target = torch.where(mask, rescale(target) if rescaling else target, 0.0)
+    known = torch.where(mask, action, 0).unsqueeze(2)  # a padded action may be none at all
+    chosen = torch.where(mask, q.gather(2, known).squeeze(2), 0.0)
+    error = chosen - target  # 0 at padded steps
+    zeros = torch.zeros_like(error)
+    each = nn.functional.huber_loss(error, zeros, reduction="none") if huber else error.square()
+    count = mask.sum()
+    loss = (weights * each.sum(dim=0)).sum() / count
+    with torch.no_grad():
+        metrics = {
+            "loss": loss.detach(),
+            "q_mean": chosen.sum() / count,
+            "target_mean": target.sum() / count,
+            "td_error_abs": error.abs().sum() / count,
+        }
+    return loss, metrics, error.detach()
+
+
+# %% book/r2d2.py · Priorities
+def sequence_priorities(error: Tensor, mask: Tensor, eta: float) -> Tensor:
+    """Mix the largest and the mean absolute TD error of each chunk, over its valid steps."""
+    size = torch.where(mask, error.abs(), 0.0)
+    mean = size.sum(dim=0) / mask.sum(dim=0).clamp(min=1)
+    return eta * size.amax(dim=0) + (1 - eta) * mean
+
+
+# %% book/r2d2.py · Settings
+@dataclass(kw_only=True)
+class R2D2Config(DRQNConfig):
+    """The settings of R2D2: those of DRQN, and those of what it replays."""
+
+    chunk_length: int = setting(40, "Steps of a chunk, those of burn-in included.", low=1)
+    burn_in: int = setting(8, "First steps of a chunk, which only warm up the memory.", low=0)
+    overlap: int = setting(8, "Steps that a chunk shares with the one before it.", low=0)
+    batch_size: int = setting(16, "Chunks of one update.", low=1)
+    n_step: int = setting(5, "Rewards summed before the target bootstraps.", low=1)
+    alpha: float = setting(0.6, "Power of a priority; 0 draws uniformly.", low=0)
+    beta: float = setting(0.4, "Power of an importance weight; it rises to 1.", low=0, high=1)
+    eta: float = setting(0.9, "Share of the largest TD error in a priority.", low=0, high=1)
+    value_rescaling: bool = setting(False, "Whether values are learned on a squashed scale.")
+
+    def check(self) -> None:
+        """Raise where settings contradict each other."""
+        super().check()
+        trained = self.chunk_length - self.burn_in
+        if trained < 1:
+            raise ValueError(
+                f"Setting 'chunk_length' ({self.chunk_length}) must be at least 'burn_in' plus "
+                f"one ({self.burn_in + 1}): a chunk of burn-in alone trains nothing."
+            )
+        for name, steps in (("n_step", self.n_step), ("overlap", self.overlap)):
+            if steps > trained:
+                raise ValueError(
+                    f"Setting {name!r} ({steps}) must not exceed the {trained} steps that a chunk "
+                    "trains: 'chunk_length' less 'burn_in'."
+                )
+
+
+# %% book/r2d2.py · The agent
+class R2D2(DRQN):
+    """DRQN that replays what surprised it, after a burn-in of its memory."""
+
+    name: ClassVar[str] = "r2d2"
+    config_class: ClassVar[type[Config]] = R2D2Config
+    config: R2D2Config
+    replay: PrioritizedRecurrentReplayBuffer
+    last_sequence_priorities: np.ndarray | None = None  # of the last update, (batch,)
+
+    def make_replay(self) -> PrioritizedRecurrentReplayBuffer:
+        """Make the buffer."""
+        config = self.config
+        return PrioritizedRecurrentReplayBuffer(
+            config.buffer_size,
+            chunk_dtype(self.inputs, config.units, config.chunk_length),
+            config.num_envs,
+            config.n_step,
+            config.gamma,
+            self.replay_seed(),
+            alpha=config.alpha,
+            burn_in=config.burn_in,
+            overlap=config.overlap,
+        )
+
+    def beta(self) -> float:
+        """Return the power of the importance weights now."""
+        progress = min(1.0, self.global_step / self.config.total_steps)
+        return self.config.beta + (1 - self.config.beta) * progress
+
+    def sample(self) -> PrioritizedChunks:
+        """Draw a batch by priority."""
+        return self.replay.sample(self.config.batch_size, self.beta()).to(self.device)
+
+    @torch.no_grad()
+    def burn_in(self, network: LSTMQNetwork, chunks: Chunks) -> State:
+        """Return a network's memory after the first steps of chunks, with no gradient."""
+        steps, start = self.config.burn_in, self.start(chunks)
+        if steps == 0:
+            return start
+        return network.unroll(chunks.obs[:steps], start, chunks.episode_start[:steps])[1]
+
+    def update(self, batch: Chunks) -> UpdateResult:
+        """Make one weighted gradient step, then store how much each chunk surprised."""
+        assert isinstance(batch, PrioritizedChunks)
+        config, first = self.config, self.config.burn_in
+        obs, episode_start = batch.obs[first:], batch.episode_start[first:]
+        start = self.burn_in(self.online, batch)
+        q = self.online.q_values_sequence(obs, start, episode_start)
+        with torch.no_grad():
+            start = self.burn_in(self.target, batch)
+            q_target = self.target.q_values_sequence(obs, start, episode_start)
+        bootstrap, mask = batch.bootstrap[first:] - first, batch.mask[first:]
+        loss, metrics, error = r2d2_loss(
+            q[:-1],
+            batch.action[first:],
+            batch.reward[first:],
+            batch.discount[first:],
+            batch.terminated[first:],
+            mask,
+            batch.weights,
+            at_time(q_target, bootstrap),
+            at_time(q.detach(), bootstrap) if config.double else None,
+            config.value_rescaling,
+            config.huber,
+        )
+        priorities = sequence_priorities(error, mask, config.eta).cpu().numpy()
+        self.replay.update_priorities(batch.indices, priorities)
+        self.last_sequence_priorities = priorities
+        return self.descend(loss, metrics)
+
+
+def train_r2d2(config: R2D2Config, progress: bool = True) -> RunResult:
+    """Train R2D2 with these settings."""
+    return train(R2D2(config=config), progress)

@@ -1,0 +1,299 @@
+"""What the chapter on R2D2 cannot test about itself: frequencies, references, exact chunks."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from recurrent import play, random_steps, split
+from scipy.stats import chisquare
+
+from rlbook.drqn import RecurrentReplayBuffer, chunk_dtype, drqn_loss
+from rlbook.r2d2 import (
+    R2D2,
+    PrioritizedRecurrentReplayBuffer,
+    R2D2Config,
+    SumTree,
+    r2d2_loss,
+    rescale,
+    rescale_inverse,
+    sequence_priorities,
+)
+from rlbook.run import train
+
+# The sum tree
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 3, 7, 64, 100])
+def test_the_tree_finds_what_a_cumulative_sum_finds(capacity: int) -> None:
+    rng = np.random.default_rng(capacity)
+    tree, masses = SumTree(capacity), np.zeros(capacity)
+    for _ in range(20):
+        indices = rng.integers(capacity, size=5)
+        values = rng.random(5)
+        tree.set(indices, values)
+        masses[indices] = tree[indices]  # where an index comes twice, one of its values stays
+    assert tree.total == pytest.approx(masses.sum())
+    points = rng.random(1_000) * tree.total
+    expected = np.searchsorted(np.cumsum(masses), points, side="right")
+    near = np.abs(np.cumsum(masses)[:, None] - points).min(axis=0) < 1e-12
+    assert (tree.find(points) == expected)[~near].all()
+
+
+def test_a_leaf_without_mass_is_never_found() -> None:
+    tree = SumTree(5)
+    tree.set(np.array([1, 3]), np.array([0.1, 0.2]))
+    points = np.array([0.0, 0.05, 0.1, 0.25, np.nextafter(tree.total, 0), tree.total, 1.0])
+    assert set(tree.find(points)) <= {1, 3}
+
+
+# The buffer
+
+
+def make_buffer(**settings: Any) -> PrioritizedRecurrentReplayBuffer:
+    return PrioritizedRecurrentReplayBuffer(400, chunk_dtype(2, 4, 6), 3, 2, 0.9, 0, **settings)
+
+
+def test_without_burn_in_and_overlap_chunks_are_those_of_drqn() -> None:
+    plain = RecurrentReplayBuffer(400, chunk_dtype(2, 4, 6), 3, 2, 0.9, 0)
+    buffer = make_buffer()
+    for each in (plain, buffer):
+        play(each, 120, 3)
+    assert len(plain) == len(buffer)
+    assert plain.ring.rows.tobytes() == buffer.ring.rows.tobytes()
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+def test_frequencies_match_the_priorities(alpha: float) -> None:
+    buffer = make_buffer(alpha=alpha)
+    play(buffer, 60, 1)
+    count = len(buffer)
+    priorities = np.random.default_rng(0).exponential(size=count) + 0.01
+    buffer.update_priorities(np.arange(count), priorities)
+    draws = np.concatenate([buffer.sample(100).indices for _ in range(500)])
+    expected = priorities**alpha / (priorities**alpha).sum() * len(draws)
+    assert chisquare(np.bincount(draws, minlength=count), expected).pvalue > 1e-3
+
+
+def test_weights_make_up_for_the_priorities() -> None:
+    buffer = make_buffer(alpha=0.5)
+    play(buffer, 60, 1)
+    priorities = np.arange(1.0, len(buffer) + 1)
+    buffer.update_priorities(np.arange(len(buffer)), priorities)
+    batch = buffer.sample(30, beta=0.7)
+    chances = priorities**0.5 / (priorities**0.5).sum()
+    weights = (len(buffer) * chances[batch.indices]) ** -0.7
+    np.testing.assert_allclose(batch.weights.numpy(), weights / weights.max(), rtol=1e-5)
+    assert batch.weights.max() == 1.0
+
+
+def test_a_new_chunk_has_the_highest_priority_and_an_old_place_loses_its_own() -> None:
+    buffer = PrioritizedRecurrentReplayBuffer(8, chunk_dtype(2, 4, 6), 1, 1, 0.9, 0, alpha=1.0)
+    play(buffer, 40, 0)
+    buffer.update_priorities(np.array([0, 1]), np.array([5.0, 0.5]))
+    position = buffer.ring.position
+    play(buffer, 6, 9)
+    assert buffer.tree[position] == 5.0
+
+
+@pytest.mark.parametrize("bad", [np.array([np.nan]), np.array([np.inf]), np.ones(2)])
+def test_bad_priorities_are_refused(bad: np.ndarray) -> None:
+    buffer = make_buffer()
+    play(buffer, 30, 0)
+    with pytest.raises(ValueError, match="one finite priority for each index"):
+        buffer.update_priorities(np.array([0]), bad)
+
+
+def test_priorities_and_open_chunks_survive_a_round_trip() -> None:
+    first, second = make_buffer(burn_in=2, overlap=2), make_buffer(burn_in=2, overlap=2)
+    play(first, 100, 1)
+    first.update_priorities(np.arange(20), np.random.default_rng(0).random(20))
+    second.load_state_dict(first.state_dict())
+    assert (first.tree.nodes == second.tree.nodes).all()
+    for buffer in (first, second):
+        play(buffer, 50, 2)
+    for _ in range(5):
+        one, two = first.sample(4, 0.5), second.sample(4, 0.5)
+        assert (one.indices == two.indices).all() and torch.equal(one.weights, two.weights)
+        assert torch.equal(one.obs, two.obs) and torch.equal(one.state[0], two.state[0])
+
+
+@pytest.mark.parametrize(("burn_in", "overlap"), [(0, 2), (2, 0), (2, 2), (1, 4), (3, 3)])
+def test_overlapping_chunks_with_burn_in_equal_a_plain_cut(burn_in: int, overlap: int) -> None:
+    length = 6
+    buffer = make_buffer(burn_in=burn_in, overlap=overlap)
+    episodes = play(buffer, 150, 4)
+    expected = []
+    for steps in episodes:
+        chunk: list[Any] = []
+        for step in steps:
+            if not chunk and step["episode_start"]:
+                chunk = [None] * burn_in
+            chunk.append(step)
+            ended = step["terminated"] or step["truncated"]
+            if len(chunk) == length or ended:
+                expected.append(chunk)
+                chunk = [] if ended or overlap == 0 else chunk[-overlap:]
+    assert len(buffer) == len(expected)
+    rows = buffer.ring.rows[: len(buffer)]
+    found = 0
+    for chunk in expected:
+        mask = [step is not None for step in chunk] + [False] * (length - len(chunk))
+        steps = [step for step in chunk if step is not None]
+        first = mask.index(True)
+        same = (rows["obs"][:, first] == steps[0]["obs"]).all(axis=1)
+        (row,) = rows[same & (rows["mask"] == mask).all(axis=1)]
+        found += 1
+        if not steps[0]["episode_start"]:
+            np.testing.assert_array_equal(row["hidden"], steps[0]["state"][0])
+            np.testing.assert_array_equal(row["cell"], steps[0]["state"][1])
+        assert row["episode_start"][first] == steps[0]["episode_start"]
+        assert row["episode_start"].sum() == steps[0]["episode_start"]
+        for t, step in enumerate(steps, start=first):
+            np.testing.assert_array_equal(row["obs"][t + 1], step["next_obs"])
+            rewards = [s["reward"] for s in steps[t - first : t - first + 2]]
+            total = rewards[0] + 0.9 * sum(rewards[1:])
+            assert row["reward"][t] == pytest.approx(total, abs=1e-5)
+            assert row["bootstrap"][t] == t + len(rewards)
+    assert found == len(rows)
+
+
+def test_every_step_is_trained_once_when_the_overlap_is_the_burn_in() -> None:
+    buffer = make_buffer(burn_in=2, overlap=2)
+    episodes = play(buffer, 150, 5)
+    rows = buffer.ring.rows[: len(buffer)]
+    trained = rows["obs"][:, 2:-1][rows["mask"][:, 2:]]
+    closed = len({obs.tobytes() for obs in trained})
+    assert closed == len(trained)  # none twice
+    ended = 0
+    for steps in episodes:
+        ends = [i for i, s in enumerate(steps) if s["terminated"] or s["truncated"]]
+        ended += ends[-1] + 1
+    assert ended <= closed <= sum(len(steps) for steps in episodes)
+    assert split(episodes[0], 6)  # the plain cut of DRQN sees the same episodes
+
+
+# The loss
+
+
+def test_r2d2_loss_with_equal_weights_is_that_of_drqn() -> None:
+    steps = random_steps(2)
+    loss, metrics, error = r2d2_loss(**steps, weights=torch.ones(4))
+    plain, named = drqn_loss(**steps)
+    assert float(loss) == pytest.approx(float(plain), rel=1e-5)
+    for name, value in named.items():
+        assert float(metrics[name]) == pytest.approx(float(value), rel=1e-5, abs=1e-6)
+    assert not error[~steps["mask"]].any()
+
+
+def test_padded_steps_change_neither_loss_nor_priorities() -> None:
+    clean, results = random_steps(0), []
+    for garbage in (False, True):
+        steps = {name: part.clone() for name, part in clean.items()}
+        if garbage:
+            padded = ~steps["mask"]
+            steps["action"][padded] = 99
+            for name in ("reward", "discount", "q", "next_q_target"):
+                steps[name][padded] = float("nan")
+        steps["q"].requires_grad_()
+        loss, _, error = r2d2_loss(**steps, weights=torch.rand(4).fill_(0.5), rescaling=True)
+        loss.backward()
+        assert steps["q"].grad is not None
+        priorities = sequence_priorities(error, steps["mask"], 0.9)
+        results.append((loss.detach(), steps["q"].grad, priorities))
+    for one, two in zip(*results, strict=True):
+        assert torch.equal(one, two)
+
+
+def test_a_weight_scales_the_gradient_of_its_chunk() -> None:
+    steps = random_steps(1)
+    gradients = []
+    for weight in (1.0, 0.25):
+        q = steps["q"].clone().requires_grad_()
+        weights = torch.tensor([weight, 1.0, 1.0, 1.0])
+        r2d2_loss(**{**steps, "q": q}, weights=weights)[0].backward()
+        gradients.append(q.grad)
+    torch.testing.assert_close(gradients[1][:, 0], gradients[0][:, 0] * 0.25)
+    torch.testing.assert_close(gradients[1][:, 1:], gradients[0][:, 1:])
+
+
+def test_wrong_weights_are_named() -> None:
+    with pytest.raises(ValueError, match=r"weights must be \(4,\), not \(4, 1\)"):
+        r2d2_loss(**random_steps(0), weights=torch.ones(4, 1))
+
+
+def test_priorities_mix_largest_and_mean_over_valid_steps() -> None:
+    error = torch.tensor([[1.0, -2.0], [-3.0, 100.0]])
+    mask = torch.tensor([[True, True], [True, False]])
+    assert sequence_priorities(error, mask, 0.9).tolist() == pytest.approx([2.9, 2.0])
+
+
+def test_rescaling_and_its_inverse_are_exact_in_float32() -> None:
+    size = torch.logspace(-8, 6, 400, dtype=torch.float64)
+    x = torch.cat((-size, torch.zeros(1, dtype=torch.float64), size))
+    exact = x.sign() * ((x.abs() + 1).sqrt() - 1) + 1e-3 * x
+    torch.testing.assert_close(rescale(x), exact, rtol=1e-7, atol=1e-12)
+    back = rescale_inverse(rescale(x.float()))
+    torch.testing.assert_close(back, x.float(), rtol=2e-6, atol=0.0)
+
+
+# The agent
+
+
+def make_agent(**settings: Any) -> R2D2:
+    agent = R2D2("CartPole-v1", seed=2, total_steps=900, warmup_steps=10_000, **settings)
+    train(agent, progress=False)
+    return agent
+
+
+def test_update_stores_the_priorities_that_it_shows() -> None:
+    agent = make_agent(alpha=1.0)
+    batch = agent.sample()
+    agent.update(batch)
+    priorities = agent.last_sequence_priorities
+    assert priorities is not None and priorities.shape == (16,)
+    stored = agent.replay.tree[batch.indices]
+    np.testing.assert_allclose(stored, priorities, rtol=1e-6)
+
+
+def test_no_gradient_flows_through_burn_in() -> None:
+    agent = make_agent(burn_in=8, overlap=8)
+    batch = agent.sample()
+    obs = batch.obs.clone().requires_grad_()
+    start = agent.burn_in(agent.online, batch)
+    assert not start[0].requires_grad
+    q = agent.online.q_values_sequence(obs[8:], start, batch.episode_start[8:])
+    q.sum().backward()
+    assert obs.grad is not None and not obs.grad[:8].any() and obs.grad[8:].any()
+
+
+def test_each_network_burns_in_with_its_own_weights() -> None:
+    agent = make_agent(burn_in=8, overlap=8)
+    batch = agent.sample()
+    online, target = agent.burn_in(agent.online, batch), agent.burn_in(agent.target, batch)
+    assert torch.equal(online[0], target[0])
+    with torch.no_grad():
+        agent.target.lstm.weight_ih_l0.mul_(2.0)
+    assert not torch.equal(online[0], agent.burn_in(agent.target, batch)[0])
+
+
+def test_beta_rises_to_one() -> None:
+    agent = R2D2("CartPole-v1", total_steps=1_000, beta=0.4)
+    betas = []
+    for agent.global_step in (0, 500, 1_000, 2_000):
+        betas.append(agent.beta())
+    assert betas == pytest.approx([0.4, 0.7, 1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"chunk_length": 8, "burn_in": 8}, "at least 'burn_in' plus one .9."),
+        ({"chunk_length": 12, "burn_in": 4, "n_step": 9}, "'n_step' .9. must not exceed the 8"),
+        ({"chunk_length": 12, "burn_in": 4, "overlap": 9}, "'overlap' .9. must not exceed the 8"),
+        ({"eta": 1.5}, "'eta' must be at most 1"),
+    ],
+)
+def test_a_mistake_gets_one_sentence(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        R2D2Config(**settings)
