@@ -183,8 +183,10 @@ def check_names(config_class: type[Config], settings: Mapping[str, Any]) -> None
     known = [item.name for item in dataclasses.fields(config_class)]
     for name in settings:
         if name not in known:
-            algorithm = config_class.__name__.removesuffix("Config")
-            raise ValueError(f"{algorithm} has no setting {name!r}.{nearest(str(name), known)}")
+            owner = config_class.__name__.removesuffix("Config")
+            lists = f" `rlbook train {owner.lower()} --help` lists them."
+            hint = nearest(str(name), known) or lists
+            raise ValueError(f"{owner} has no setting {name!r}.{hint}")
 
 
 def make_config(config_class: type[AnyConfig], settings: dict[str, Any]) -> AnyConfig:
@@ -306,6 +308,8 @@ def add_flags(
             "metavar": next((word for kind, word in metavars.items() if kind in parts), "TEXT"),
             "help": f"{item.metadata['doc']} [{shown}]".replace("%", "%%"),
         }
+        if Literal in parts:
+            options["metavar"] = "|".join(map(str, typing.get_args(hint)))
         if tuple in parts:
             options["nargs"] = "+"
         if hint is bool:  # --double, --double false and --no-double
