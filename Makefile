@@ -12,6 +12,9 @@ READY := .venv/ready
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SITE := _build/html
 
+# The kernel python3 is that of .venv, whatever else is registered on this machine.
+export JUPYTER_PREFER_ENV_PATH := 1
+
 .DEFAULT_GOAL := help
 .PHONY: help setup book site lab test lint types unit notebooks bench
 
@@ -19,7 +22,9 @@ help:
 	@sed -n 's/^#   //p' Makefile
 
 $(READY): pyproject.toml constraints.txt
-	@test -x $(BIN)/python || { echo "making .venv"; $(PYTHON) -m venv .venv; }
+	@$(PYTHON) -c 'import sys; sys.exit("rlbook needs Python 3.11 or newer: make PYTHON=python3.11" \
+		if sys.version_info < (3, 11) else 0)'
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { echo "making .venv"; $(PYTHON) -m venv .venv; }
 	@echo "installing (a few minutes the first time)"
 	@$(INSTALL) -e ".[test]"
 	@touch $@
@@ -27,6 +32,7 @@ $(READY): pyproject.toml constraints.txt
 setup: $(READY)
 
 book: $(READY)
+	@$(BIN)/python -m rlbook.tangle
 	@$(BIN)/python -m rlbook.tangle run
 	@$(MAKE) --no-print-directory site
 
@@ -34,8 +40,9 @@ site: $(READY)
 	@$(BIN)/sphinx-build -W --keep-going -q -c book . $(SITE)
 	@echo "The book is built: open $(SITE)/index.html"
 
+# The server starts at the root, where jupytext finds its settings in pyproject.toml.
 lab: $(READY)
-	$(BIN)/jupyter lab book
+	$(BIN)/jupyter lab --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/book/index.ipynb
 
 test: lint types unit notebooks
 
@@ -48,9 +55,8 @@ types: $(READY)
 unit: $(READY)
 	$(BIN)/python -m pytest -n 2
 
-# Chapters run in the order of the book, with the interpreter of .venv whatever else is registered.
 notebooks: $(READY)
-	JUPYTER_PREFER_ENV_PATH=1 $(BIN)/python -m pytest --nbmake -n 2 $$($(BIN)/python -m rlbook.tangle list)
+	$(BIN)/python -m pytest --nbmake --nbmake-timeout=600 -n 2 $$($(BIN)/python -m rlbook.tangle list)
 
 .venv/peers: $(READY)
 	@$(INSTALL) -e ".[peers]"

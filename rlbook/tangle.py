@@ -253,7 +253,6 @@ def paired_notebook(chapter_path: Path) -> Any:
     for cell in notebook.cells:
         digests.append(hashlib.sha256(cell.source.encode()).hexdigest()[:12])
         cell.id = f"{digests[-1]}-{digests.count(digests[-1])}"  # the same source may come twice
-        cell.metadata.pop("lines_to_next_cell", None)
         if cell.cell_type == "code" and cell.id in known:
             cell.outputs = known[cell.id].outputs
             cell.execution_count = known[cell.id].execution_count
@@ -274,7 +273,7 @@ def run_chapter(chapter_path: Path) -> str:
     from jupyter_client.kernelspec import KernelSpecManager
     from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient
-    from nbclient.exceptions import CellExecutionError
+    from nbclient.exceptions import CellExecutionError, DeadKernelError
 
     notebook = paired_notebook(chapter_path)
     language = dict(notebook.metadata["language_info"])
@@ -293,6 +292,8 @@ def run_chapter(chapter_path: Path) -> str:
     except CellExecutionError as error:
         plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
         raise ValueError(f"book/{chapter_path.name} stopped.\n{plain}") from None
+    except (DeadKernelError, AssertionError):  # nbclient fails to clean up twice after Ctrl-C
+        raise ValueError(f"book/{chapter_path.name} stopped: its process has ended.") from None
     notebook.metadata["language_info"] = language
     said = ""
     for cell in notebook.cells:
@@ -343,8 +344,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             elif options.verb == "sync":
                 path = root / "book" / f"{name}.py"
                 write_notebook(paired_notebook(path), path)
-    except ValueError as error:
-        print(error, file=sys.stderr)
+    except (ValueError, KeyboardInterrupt) as error:
+        print(str(error) or "Stopped.", file=sys.stderr)
         return 2
     return 0
 

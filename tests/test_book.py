@@ -5,8 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jupytext
 import nbformat
 import pytest
+from jupytext.config import load_jupytext_configuration_file
 
 from rlbook.tangle import (
     find_root,
@@ -84,6 +86,16 @@ def test_notebook_was_run_in_order_and_left_no_debris(name: str) -> None:
     assert not [output for output in outputs if output.get("name") == "stderr"]
     shown = "".join(output.get("text", "") for output in outputs)
     assert str(ROOT) not in shown and "/tmp/" not in shown, "a path of one machine is shown"
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_saving_an_untouched_notebook_leaves_its_chapter_as_it_is(name: str) -> None:
+    """Otherwise JupyterLab refuses to open a notebook that is newer than its chapter."""
+    path = ROOT / "book" / f"{name}.py"
+    config = load_jupytext_configuration_file(str(ROOT / "pyproject.toml"))
+    notebook = jupytext.read(path.with_suffix(".ipynb"))
+    text = jupytext.writes(notebook, fmt="py:percent", config=config)
+    assert text.split("# %%", 1)[1] == path.read_text(encoding="utf-8").split("# %%", 1)[1]
 
 
 @pytest.mark.parametrize("name", CHAPTERS)
