@@ -1,0 +1,467 @@
+"""SAC: its density, its critics, its losses, its bounds, and a run that is cut off and resumed."""
+
+import json
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from scipy.integrate import quad
+from torch import Tensor
+
+from rlbook.run import resume
+from rlbook.sac import (
+    SAC,
+    ActionScale,
+    Critics,
+    EnsembleForward,
+    SACConfig,
+    SACModel,
+    log_slope,
+    policy_loss,
+    sac_loss,
+    squashed_sample,
+    temperature_loss,
+    train_sac,
+)
+from rlbook.settings import make_config, read_settings, shipped_configs
+
+SMALL: dict[str, Any] = {
+    "hidden": (16, 16),
+    "batch_size": 32,
+    "warmup_steps": 64,
+    "buffer_size": 2_000,
+    "eval_every": 0,
+}
+
+
+class Probe(gym.Env[np.ndarray, np.ndarray]):
+    """One constant observation; what else happens is said by keywords."""
+
+    def __init__(
+        self,
+        low: float = -1.0,
+        high: float = 1.0,
+        best: float | None = None,
+        length: int = 5,
+        terminates: bool = False,
+        broken: str = "",
+        action_dtype: str = "float32",
+    ) -> None:
+        self.observation_space = gym.spaces.Box(-1, 1, (1,))
+        dtype: Any = np.dtype(action_dtype).type
+        bounds = np.array([[low], [high]], dtype)
+        self.action_space = gym.spaces.Box(*bounds, dtype=dtype)
+        self.best, self.length, self.terminates, self.broken = best, length, terminates, broken
+
+    def reset(self, **keywords: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=keywords.get("seed"))
+        self.steps = 0
+        return np.full(1, 0.5, np.float32), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), f"{action} is out of bounds"
+        self.steps += 1
+        reward = 1.0 if self.best is None else -float((action[0] - self.best) ** 2)
+        obs = np.full(1, 0.5, np.float32)
+        if self.steps == 3 and self.broken == "reward":
+            reward = math.nan
+        if self.steps == 3 and self.broken == "observation":
+            obs[0] = np.inf
+        over = self.steps == self.length
+        return obs, reward, over and self.terminates, over and not self.terminates, {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def register_probe() -> Iterator[None]:
+    """Let agents make the probe by its id."""
+    gym.register("Probe-v0", lambda **keywords: Probe(**keywords), disable_env_checker=True)
+    yield
+    del gym.registry["Probe-v0"]
+
+
+def probe_agent(settings: dict[str, Any] | None = None, **keywords: Any) -> SAC:
+    """A small agent on the probe with these keywords."""
+    return SAC("Probe-v0", env_kwargs=keywords, **{**SMALL, **(settings or {})})
+
+
+# The squashed Gaussian
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_log_prob_is_that_of_torch(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    mean, log_std, noise = torch.randn(3, 200, 4, generator=generator, dtype=dtype)
+    action, log_prob = squashed_sample(mean, log_std, noise)
+    base = torch.distributions.Normal(mean.double(), log_std.double().exp())
+    squashed = torch.distributions.TransformedDistribution(
+        base, [torch.distributions.TanhTransform(cache_size=0)]
+    )
+    u = mean.double() + log_std.double().exp() * noise.double()
+    inside = (u.abs() < 6).all(dim=1)  # beyond, atanh(tanh(u)) loses the digits, not we
+    expected = squashed.log_prob(u.tanh()).sum(dim=1)
+    torch.testing.assert_close(action, u.tanh().to(dtype))
+    tolerance = 2e-4 if dtype == torch.float32 else 1e-6
+    torch.testing.assert_close(
+        log_prob.double()[inside], expected[inside], atol=tolerance, rtol=tolerance
+    )
+    assert inside.sum() > 100
+
+
+@pytest.mark.parametrize(("mean", "log_std"), [(0.0, 0.0), (0.7, -1.0), (-2.0, 0.3), (0.0, 1.0)])
+def test_density_integrates_to_one(mean: float, log_std: float) -> None:
+    def density(a: float) -> float:
+        u = torch.atanh(torch.tensor(a, dtype=torch.float64))
+        noise = (u - mean) / math.exp(log_std)
+        vectors = [torch.full((1, 1), float(x), dtype=torch.float64) for x in (mean, log_std)]
+        return float(squashed_sample(vectors[0], vectors[1], noise.reshape(1, 1))[1].exp())
+
+    # The tails pile up at the bounds: tell the quadrature where.
+    edges = [-1 + 1e-12, -1 + 1e-6, -1 + 1e-3, -0.9, 0, 0.9, 1 - 1e-3, 1 - 1e-6, 1 - 1e-12]
+    total = sum(quad(density, *pair, limit=200)[0] for pair in pairwise(edges))
+    assert total == pytest.approx(1, abs=1e-3)
+
+
+def test_log_prob_next_to_the_bounds_in_float32() -> None:
+    u = torch.tensor([[-30.0], [-9.5], [9.5], [15.0], [30.0]])
+    action, log_prob = squashed_sample(u, torch.zeros_like(u), torch.zeros_like(u))
+    assert (action.abs() == 1).any(), "tanh rounds to 1 here: the case is the one that we mean"
+    exact = -0.5 * math.log(2 * math.pi) - 2 * (math.log(2) - u.double().abs())[:, 0]
+    exact = exact + 2 * torch.log1p(torch.exp(-2 * u.double().abs()))[:, 0]
+    torch.testing.assert_close(log_prob.double(), exact, atol=1e-5, rtol=1e-6)
+    naive = torch.log(1 - action.square())
+    assert torch.isinf(naive).any()  # what the textbook formula would have given
+
+
+def test_slope_has_finite_gradients() -> None:
+    u = torch.tensor([-40.0, -5.0, 0.0, 5.0, 40.0], requires_grad=True)
+    log_slope(u).sum().backward()
+    assert u.grad is not None
+    torch.testing.assert_close(u.grad, -2 * torch.tanh(u.detach()), atol=1e-5, rtol=1e-5)
+
+
+# The critics
+
+
+def plain_critics(critics: Critics, x: Tensor) -> Tensor:
+    """The same networks one by one, with autograd's own backward."""
+    outputs = []
+    for member in range(len(next(critics.parameters()))):
+        h = x
+        for i, layer in enumerate(critics.layers):
+            h = h @ layer.weight[member] + layer.bias[member]  # type: ignore[index]
+            h = torch.relu(h) if i < len(critics.layers) - 1 else h
+        outputs.append(h)
+    return torch.cat(outputs, dim=1)
+
+
+@pytest.mark.parametrize("hidden", [(7, 5), (6,), (4, 4, 4), ()])
+def test_critics_are_separate_networks(hidden: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    critics = Critics(3, 2, hidden, members=4).double()
+    x = torch.randn(6, 5, dtype=torch.float64, requires_grad=True)
+    weights = list(critics.parameters())
+    ours, plain = critics(x[:, :3], x[:, 3:]), plain_critics(critics, x)
+    assert ours.shape == (6, 4)
+    torch.testing.assert_close(ours, plain)
+    direction = torch.randn_like(plain)
+    inputs = [x, *weights]
+    for a, b in zip(
+        torch.autograd.grad((ours * direction).sum(), inputs),
+        torch.autograd.grad((plain * direction).sum(), inputs),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
+    assert torch.autograd.gradcheck(EnsembleForward.apply, inputs)
+
+
+def test_chosen_critics_are_columns_of_all() -> None:
+    critics = Critics(3, 2, (8, 8), members=5)
+    obs, action, chosen = torch.randn(4, 3), torch.randn(4, 2), torch.tensor([3, 0])
+    torch.testing.assert_close(critics(obs, action, chosen), critics(obs, action)[:, chosen])
+
+
+def test_critics_that_only_judge_get_no_gradient() -> None:
+    critics = Critics(3, 2, (8, 8), members=2)
+    action = torch.randn(4, 2, requires_grad=True)
+    critics(torch.randn(4, 3), action, learn=False).sum().backward()
+    assert action.grad is not None and action.grad.abs().sum() > 0
+    assert all(weight.grad is None for weight in critics.parameters())
+
+
+def test_policy_maximises_the_smaller_critic() -> None:
+    model = SACModel(3, 2, (8,))
+    obs, action = torch.randn(6, 3), torch.rand(6, 2)
+    torch.testing.assert_close(model.value(obs, action), model.critics(obs, action).min(1).values)
+
+
+# The losses
+
+
+def random_loss_inputs(generator: np.random.Generator, batch: int, critics: int) -> dict[str, Any]:
+    """Tensors of the right shapes, a third of the steps terminated."""
+    numbers = {
+        "q": generator.normal(size=(batch, critics)),
+        "reward": generator.normal(size=batch),
+        "discount": generator.uniform(0.9, 1, size=batch),
+        "terminated": generator.random(batch) < 1 / 3,
+        "next_q": generator.normal(size=(batch, critics)),
+        "next_log_prob": generator.normal(size=batch),
+        "alpha": np.array(0.3),
+    }
+    return {name: torch.from_numpy(np.asarray(value)) for name, value in numbers.items()}
+
+
+def test_loss_is_that_of_numpy() -> None:
+    generator = np.random.default_rng(0)
+    for batch in (1, 7, 64):
+        inputs = random_loss_inputs(generator, batch, 2)
+        loss, metrics = sac_loss(**inputs)
+        x = {name: value.numpy() for name, value in inputs.items()}
+        soft = x["next_q"].min(axis=1) - x["alpha"] * x["next_log_prob"]
+        y = x["reward"] + x["discount"] * np.where(x["terminated"], 0, soft)
+        errors = x["q"] - y[:, None]
+        assert float(loss) == pytest.approx((errors**2).mean(0).sum())
+        assert float(metrics["q_mean"]) == pytest.approx(x["q"].mean())
+        assert float(metrics["target_mean"]) == pytest.approx(y.mean())
+        assert float(metrics["td_error_abs"]) == pytest.approx(np.abs(errors).mean())
+
+
+@pytest.mark.parametrize("name", ["reward", "discount", "terminated", "next_log_prob"])
+def test_loss_refuses_shapes_that_would_broadcast(name: str) -> None:
+    inputs = random_loss_inputs(np.random.default_rng(0), 8, 2)
+    inputs[name] = inputs[name].unsqueeze(1)
+    with pytest.raises(ValueError, match=name):
+        sac_loss(**inputs)
+
+
+def test_loss_refuses_values_of_another_batch() -> None:
+    inputs = random_loss_inputs(np.random.default_rng(0), 8, 2)
+    with pytest.raises(ValueError, match="next_q"):
+        sac_loss(**{**inputs, "next_q": inputs["next_q"].t()})
+    with pytest.raises(ValueError, match="log_prob"):
+        policy_loss(torch.zeros(8), torch.zeros(8, 1), torch.tensor(1.0))
+
+
+@pytest.mark.parametrize(("entropy", "sign"), [(-3.0, 1), (1.0, -1)])
+def test_temperature_rises_while_entropy_is_too_low(entropy: float, sign: int) -> None:
+    log_alpha = torch.zeros((), requires_grad=True)
+    temperature_loss(log_alpha, torch.full((4,), -entropy), target_entropy=-1.0).backward()
+    assert log_alpha.grad is not None
+    assert -log_alpha.grad.sign() == sign  # the step is against the gradient
+
+
+# The agent
+
+
+@pytest.mark.parametrize(("low", "high"), [(-2.0, 2.0), (3.0, 3.5), (-1e6, 10.0), (0.1, 0.7)])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_any_finite_bounds(low: float, high: float, dtype: str) -> None:
+    agent = probe_agent(low=low, high=high, action_dtype=dtype)
+    agent.learn(120, progress=False)  # the probe asserts that actions are in its space
+    stored = agent.replay.rows["action"][: len(agent.replay)]
+    assert np.abs(stored).max() <= 1 + 1e-5 and stored.std() > 0.1
+    action, _ = agent.predict(np.full(1, 0.5))
+    assert agent.action_space.contains(action)
+
+
+def test_scale_goes_there_and_back() -> None:
+    bounds = np.array([[-2.0, 0.0], [2.0, 10.0]])
+    scale = ActionScale(gym.spaces.Box(*bounds, dtype=np.float64))
+    normal = np.array([[-1.0, -1.0], [0.0, 0.0], [1.0, 0.5]])
+    np.testing.assert_allclose(scale.to_env(normal), np.array([[-2, 0], [0, 5], [2, 7.5]]))
+    np.testing.assert_allclose(scale.from_env(scale.to_env(normal)), normal)
+
+
+def test_truncation_still_bootstraps() -> None:
+    agent = probe_agent(length=3)
+    agent.learn(12, progress=False)
+    assert not agent.replay.rows["terminated"].any()
+    agent = probe_agent(length=3, terminates=True)
+    agent.learn(12, progress=False)
+    np.testing.assert_array_equal(np.flatnonzero(agent.replay.rows["terminated"]), [2, 5, 8, 11])
+
+
+@pytest.mark.parametrize(("terminates", "value"), [(False, 2.0), (True, 1.0)])
+def test_value_of_a_constant_reward(terminates: bool, value: float) -> None:
+    settings = {"gamma": 0.5, "lr": 5e-3, "tau": 0.05, "initial_alpha": 1e-6, "learn_alpha": False}
+    agent = probe_agent(settings, length=1, terminates=terminates)
+    agent.learn(500, progress=False)
+    q = agent.q_values(np.full((1, 1), 0.5), np.zeros((1, 1)))
+    np.testing.assert_allclose(q, value, atol=0.05)
+
+
+def test_learns_the_best_action_of_a_bandit() -> None:
+    agent = probe_agent({"lr": 3e-3}, low=-1.0, high=3.0, best=2.0, length=1, terminates=True)
+    agent.learn(700, progress=False)
+    action, _ = agent.predict(np.full(1, 0.5))
+    assert action[0] == pytest.approx(2.0, abs=0.3)
+
+
+def test_one_update_moves_all_parts_and_reports() -> None:
+    agent = probe_agent()
+    agent.learn(64, progress=False)
+    before = [weight.detach().clone() for weight in [*agent.model.parameters(), agent.log_alpha]]
+    result = agent.update(agent.sample())
+    after = [*agent.model.parameters(), agent.log_alpha]
+    moved = [bool((a != b).any()) for a, b in zip(after, before, strict=True)]
+    assert all(moved)
+    assert math.isfinite(result.loss)
+    names = ["loss", "q_mean", "target_mean", "td_error_abs", "policy_loss", "entropy", "alpha"]
+    assert list(result.metrics) == names
+
+
+def test_policy_gradient_does_not_reach_the_critics() -> None:
+    agent = probe_agent({"policy_delay": 2})
+    agent.learn(64, progress=False)
+    batch = agent.sample()
+    loss, _ = agent.improve(batch.obs, torch.zeros_like(batch.action), torch.tensor(0.1))
+    loss.backward()
+    assert all(weight.grad is None for weight in agent.model.critics.parameters())
+    assert all(weight.grad is not None for weight in agent.model.actor.parameters())
+
+
+def test_fixed_temperature_stays() -> None:
+    agent = probe_agent({"learn_alpha": False, "initial_alpha": 0.25})
+    result = agent.learn(100, progress=False)
+    assert result.agent.updates > 0
+    assert float(agent.log_alpha.exp()) == pytest.approx(0.25)
+
+
+def test_greedy_actions_need_no_chance_and_random_ones_own_it() -> None:
+    agent = probe_agent()
+    agent.global_step = 1_000  # past the warm-up
+    torch.manual_seed(1)
+    first = agent.predict(np.zeros((3, 1)))[0]
+    torch.manual_seed(2)
+    np.testing.assert_array_equal(first, agent.predict(np.zeros((3, 1)))[0])
+    assert first.shape == (3, 1)
+    noisy = [agent.predict(np.zeros((3, 1)), explore=True)[0] for _ in range(2)]
+    assert (noisy[0] != noisy[1]).all()
+    twin = probe_agent()
+    twin.global_step = 1_000
+    np.testing.assert_array_equal(noisy[0], twin.predict(np.zeros((3, 1)), explore=True)[0])
+
+
+def test_updates_per_step_counts_environment_steps() -> None:
+    settings = {"updates_per_step": 3, "num_envs": 2}
+    agent = probe_agent(settings)
+    agent.learn(100, progress=False)
+    assert agent.updates == 3 * (100 - SMALL["warmup_steps"])
+
+
+def test_save_and_load(tmp_path: Path) -> None:
+    agent = probe_agent()
+    agent.learn(90, progress=False)
+    agent.save(tmp_path / "agent.pt")
+    again = SAC.load(tmp_path / "agent.pt")
+    obs = np.linspace(-1, 1, 5)[:, None]
+    np.testing.assert_array_equal(agent.predict(obs)[0], again.predict(obs)[0])
+    first, second = agent.update(agent.sample()), again.update(again.sample())
+    assert first == second  # buffer, optimiser, noise and temperature came along
+
+
+def crash_at(monkeypatch: pytest.MonkeyPatch, updates: int) -> None:
+    """Let the process 'die' in the middle of a run."""
+    real = SAC.update
+
+    def update(self: SAC, batch: Any) -> Any:
+        if self.updates == updates:
+            raise MemoryError("the power went out")
+        return real(self, batch)
+
+    monkeypatch.setattr(SAC, "update", update)
+
+
+def test_resumed_run_is_identical(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {**SMALL, "eval_every": 100, "eval_episodes": 2, "log_every": 50, "total_steps": 320}
+
+    def config(name: str) -> SACConfig:
+        run_dir = str(tmp_path / name)
+        return SACConfig(env_id="Pendulum-v1", checkpoint_every=80, run_dir=run_dir, **settings)
+
+    whole = train_sac(config("whole"), progress=False)
+    with monkeypatch.context() as patch:
+        crash_at(patch, updates=150)
+        with pytest.raises(MemoryError):
+            train_sac(config("cut"), progress=False)
+    again = resume(tmp_path / "cut", progress=False)
+    assert again.metrics == whole.metrics
+    lines = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "cut")]
+    assert lines[0] == lines[1]
+    assert {"global_step", "eval_return_mean"} <= json.loads(lines[0].splitlines()[-1]).keys()
+    states = [result.agent.state_dict() for result in (whole, again)]
+    for part in ("model", "target"):
+        for a, b in zip(states[0][part].values(), states[1][part].values(), strict=True):
+            assert torch.equal(a, b)
+    assert torch.equal(states[0]["replay"]["rows"], states[1]["replay"]["rows"])
+    assert torch.equal(states[0]["noise"], states[1]["noise"])
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    "bounds", [{"low": -np.inf}, {"high": np.inf}, {"low": -np.inf, "high": np.inf}]
+)
+def test_unbounded_actions_are_refused(bounds: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="'Probe-v0' has actions without finite bounds") as error:
+        probe_agent(**bounds)
+    assert "\n" not in str(error.value)
+
+
+def test_actions_that_cannot_vary_are_refused() -> None:
+    with pytest.raises(ValueError, match="cannot vary"):
+        probe_agent(low=1.0, high=1.0)
+    with pytest.raises(ValueError, match="cannot vary"):
+        probe_agent(low=0, high=5, action_dtype="int8")
+
+
+def test_discrete_actions_name_dqn() -> None:
+    with pytest.raises(ValueError, match=r"discrete actions .* try dqn"):
+        SAC("CartPole-v1")
+
+
+@pytest.mark.parametrize("broken", ["reward", "observation"])
+def test_numbers_that_are_not_finite_name_the_step(broken: str) -> None:
+    with pytest.raises(ValueError, match=rf"{broken} that is not finite.* step 2"):
+        probe_agent(broken=broken).learn(10, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("updates_per_step", 0, "at least 1, not 0"),
+        ("tau", 0, "above 0"),
+        ("lr", -1, "above 0"),
+        ("gamma", 1.5, "at most 1"),
+        ("initial_alpha", 0, "above 0"),
+        ("hidden", [0], "at least 1"),
+        ("batch_size", 10**9, "must not exceed 'buffer_size'"),
+        ("target_entropy", "low", "must be"),
+    ],
+)
+def test_settings_out_of_range_are_refused(name: str, value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SACConfig(**{name: value})
+
+
+def test_shipped_pendulum_config_makes_an_agent() -> None:
+    settings = read_settings(shipped_configs()["sac/pendulum"])
+    assert settings.pop("algo") == "sac"
+    assert SAC(config=make_config(SACConfig, settings)).config.total_steps == 10_000
+
+
+def test_shipped_hopper_config_trains() -> None:
+    pytest.importorskip("mujoco")
+    pytest.importorskip("imageio")  # Gymnasium's renderer imports it
+    settings = read_settings(shipped_configs()["sac/hopper"])
+    assert settings.pop("algo") == "sac"
+    agent = SAC(config=make_config(SACConfig, {**settings, "warmup_steps": 130, "eval_every": 0}))
+    agent.learn(135, progress=False)
+    assert agent.updates == 5
