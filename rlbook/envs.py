@@ -59,9 +59,8 @@ def make_env(
     except ModuleNotFoundError as error:
         what = f"needs the module {error.name!r}, which is not installed or not on the path"
         raise ValueError(f"Environment {env_id!r} {what}.") from error
-    except gym.error.DependencyNotInstalled as error:
-        what = f"needs a package that is not installed: {error}"
-        raise ValueError(f"Environment {env_id!r} {what}") from error
+    except (ImportError, gym.error.DependencyNotInstalled) as error:
+        raise ValueError(f"Environment {env_id!r} cannot be made here: {error}") from error
     except gym.error.Error as error:
         listed = " `gymnasium.pprint_registry()` lists the known ones."
         hint = nearest(name, list(gym.registry)) or listed
@@ -192,7 +191,7 @@ def true_next_obs(next_obs: np.ndarray, infos: dict[str, Any]) -> np.ndarray:
     return restored
 
 
-# %% book/envs.py · Evaluation
+# %% book/envs.py · A mean and its interval
 def mean_interval(
     values: np.ndarray, axis: int = 0, confidence: float = 0.95
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -230,6 +229,7 @@ class Evaluation:
         return float(low), float(high)
 
 
+# %% book/envs.py · Which episodes count
 Policy = Callable[[np.ndarray, Any, np.ndarray], tuple[np.ndarray, Any]]
 
 
@@ -254,7 +254,7 @@ def evaluate(policy: Policy, envs: Sequence[gym.Env], seed: int) -> Evaluation:
     return Evaluation(returns, lengths)
 
 
-# %% book/envs.py · Environments that hide something
+# %% book/envs.py · Seeing less: masked CartPole
 class MaskedCartPole(CartPoleEnv):
     """CartPole-v1 that shows where cart and pole are, but not how fast they move."""
 
@@ -280,6 +280,7 @@ class MaskedCartPole(CartPoleEnv):
 register_env("MaskedCartPole", max_episode_steps=500)
 
 
+# %% book/envs.py · Remembering longer: the T-maze
 class TMaze(gym.Env[np.ndarray, Any]):
     """A corridor of `length` steps; the cue at its start says which turn at its end pays 1.
 

@@ -108,6 +108,20 @@ def test_missing_module_is_named() -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_is_not_installed_is_told_in_one_sentence() -> None:
+    assert message("Ant-v3").startswith("Environment 'Ant-v3' cannot be made here: ")
+
+    def needs_more() -> gym.Env:
+        raise gym.error.DependencyNotInstalled("pip install more")
+
+    gym.register("tests/NeedsMore-v0", needs_more)
+    try:
+        assert message("tests/NeedsMore-v0").endswith("cannot be made here: pip install more")
+    finally:
+        del gym.registry["tests/NeedsMore-v0"]
+
+
 def test_unknown_keyword_is_named() -> None:
     said = message("CartPole-v1", {"lenght": 3})
     assert "'CartPole-v1' does not take the env_kwargs {'lenght': 3}" in said
@@ -116,7 +130,7 @@ def test_unknown_keyword_is_named() -> None:
 
 
 @pytest.mark.parametrize("length", [0, -1, 2.5, "ten", None])
-def test_tmaze_refuses_a_length_that_is_none(length: Any) -> None:
+def test_tmaze_refuses_a_length_that_is_no_length(length: Any) -> None:
     said = message("rlbook/TMaze-v0", {"length": length})
     assert said == f"TMaze needs a whole length of at least 1, not {length!r}."
 
