@@ -13,6 +13,20 @@
 
 # %% [markdown]
 # # The run
+#
+# One loop trains every agent in this book. It is where the mistakes of reinforcement learning code
+# live: the observation that an autoreset has overwritten, the episode that a time limit cut, the
+# metrics that a crash lost. So it is written once. At the end of this chapter you have a loop whose
+# runs can be killed at any moment and resumed, and then end with **the same weights, the same
+# optimiser, the same buffer and the same metrics, bit for bit**, as a run that nobody touched. You
+# will kill one and see.
+#
+# | | |
+# |---|---|
+# | Builds on | [](envs.py), [](checkpoint.py), [](agent.py), [](progress.py) |
+# | New here | the run directory, the collector, exact resume |
+# | Same as elsewhere | act, store, update, evaluate, in this order |
+# | Different from elsewhere | a checkpoint is an episode boundary, in every run |
 
 # %%
 #| export
@@ -32,9 +46,69 @@ from rlbook.checkpoint import CheckpointDirectory
 from rlbook.envs import derive_seed, evaluate, make_env, make_vector_env, true_next_obs
 from rlbook.progress import Interrupted, Progress, RunFailed, catch_signals
 from rlbook.settings import make_config, read_settings, write_settings
+# %%
+import shutil
+import subprocess
+import sys
+import tempfile
+
+from matplotlib import pyplot as plt
+
+from rlbook.dqn import DQN
+from rlbook.figures import COLORS, use_style
+
+use_style()
+
+# %% [markdown]
+# ## The problem: a run that comes back different
+#
+# Suppose that you save weights, optimiser, buffer and generators every thousand steps. The machine
+# goes down at step 2,500, and you load the checkpoint of step 2,000 and go on. Do you get the run
+# that you would have had? No: the environments were in the middle of their episodes at step 2,000,
+# and their state is not in the checkpoint. Gymnasium has no call that saves it, and many simulators
+# could not offer one. So you start new episodes, the agent sees other observations, and from there
+# on everything differs.
+#
+# There is a way out, and it costs almost nothing: **make the checkpoint an episode boundary, in
+# runs that are not interrupted too.** At each checkpoint all environments are reset, with a seed
+# that follows from the run's seed and the step. The run that is left alone and the one that comes
+# back then see the same first observation, and the same everything after it. The price is that a
+# few episodes are cut short, once per checkpoint; a cut is a truncation, and we know how to
+# bootstrap through those ([](envs.py)).
+
+# %% tags=["hide-input"]
+figure, ax = plt.subplots(figsize=(7.5, 2.2))
+lengths = [[3, 4, 2, 1, 5, 4, 1], [2, 5, 3, 4, 3, 3], [5, 4, 1, 2, 6, 2]]
+for row, episodes in enumerate(lengths):
+    left = 0
+    for i, length in enumerate(episodes):
+        shade = COLORS["dqn"] if i % 2 else COLORS["drqn"]
+        ax.barh(row, length, left=left, height=0.6, color=shade, edgecolor="white", alpha=0.8)
+        left += length
+for boundary in (10, 20):
+    ax.axvline(boundary, color="black", linewidth=2)
+    ax.text(boundary - 0.15, 2.75, "checkpoint, all reset", ha="right", va="bottom", fontsize=9)
+ax.text(16.6, -0.75, "killed here", ha="left", va="center", fontsize=9)
+ax.annotate(
+    "", (10.1, -0.75), (16.3, -0.75), arrowprops={"arrowstyle": "->", "color": COLORS["reference"]}
+)
+ax.plot(16.5, -0.75, "x", color=COLORS["reference"])
+ax.text(13.3, -1.15, "goes on from here", ha="center", va="center", fontsize=9)
+ax.set(xlim=(0, 20.3), ylim=(-1.5, 3.3), xlabel="thousand steps", yticks=range(3), xticks=(0, 10, 20))
+ax.set_yticklabels([f"environment {i}" for i in range(3)])
+ax.grid(False)
+plt.show()
 
 # %% [markdown]
 # ## The run directory
+#
+# A run is a folder with three things: `config.yaml` says what was run, `metrics.jsonl` what came
+# of it, one JSON object a line, and `checkpoints/` holds the last two moments. You can read the
+# first two with any tool.
+#
+# Two details serve exactness. A folder that holds a run is never overwritten. And when a run is
+# resumed, the lines that were written after the checkpoint are cut off: the resumed run writes
+# them again. For that a checkpoint remembers the size of the metrics file.
 
 # %%
 #| export
@@ -100,7 +174,23 @@ class RunDirectory:
         """Drop what was written after a checkpoint: the resumed run writes it again."""
         with open(self.metrics_path, "ab") as file:
             file.truncate(size)
+# %% [markdown]
+# By hand: the first line is 21 bytes long with its newline. A second one is written after the
+# "checkpoint", lost in the crash, and gone after the cut:
 
+# %%
+with tempfile.TemporaryDirectory() as folder:
+    directory = RunDirectory(folder)
+    directory.append({"global_step": 100})
+    size = directory.metrics_size()
+    directory.append({"global_step": 200})
+    directory.truncate_metrics(size)
+    assert size == len('{"global_step": 100}\n') == 21
+    assert directory.read_metrics() == [{"global_step": 100}]
+print("bytes kept:", size)
+
+# %% [markdown]
+# TensorBoard is an extra. Its files are written beside the metrics when the setting is on.
 
 # %%
 #| export
@@ -113,10 +203,40 @@ def tensorboard_writer(path: Path, step: int) -> Any:
             "TensorBoard is not installed: `pip install 'rlbook[tensorboard]'` or drop the setting."
         ) from error
     return SummaryWriter(str(path), purge_step=step)
-
-
 # %% [markdown]
 # ## Collecting
+#
+# The collector steps the environments. Its `step` is the heart of the loop, so read it slowly:
+#
+# 1. the agent acts on the observations and its memory;
+# 2. the environments step; where an episode ended, the vector environment has already reset it, and
+#    `true_next_obs` brings the last observation back;
+# 3. the agent observes the transition. At a checkpoint it is marked as truncated (unless it
+#    terminated), so that no return and no chunk of memory reaches across the coming reset;
+# 4. at a checkpoint all environments are reset.
+#
+# What if you press Ctrl-C between two checkpoints? The run should stop there, not thousands of
+# steps back. The collector remembers the actions since the last reset. To come back to this very
+# moment it resets the environments with the same seed and repeats the actions: no learning happens
+# on the way, so it takes a moment. A stop with Ctrl-C is then as exact as one at a boundary.
+
+# %%
+#| export
+def crosses(step: int, advance: int, every: int) -> bool:
+    """Say whether the last `advance` steps reached or passed a multiple of `every`."""
+    return every > 0 and step // every > (step - advance) // every
+
+
+def check_finite(reward: np.ndarray, obs: np.ndarray, step: int) -> None:
+    """Raise when the environment returned a number that no agent can learn from."""
+    for what, values in (("reward", reward), ("observation", obs)):
+        if not np.isfinite(values).all():
+            raise ValueError(f"The environment returned a {what} that is not finite, step {step}.")
+# %%
+assert crosses(step=1000, advance=4, every=1000)  # reached
+assert crosses(step=1002, advance=4, every=1000)  # passed, since four environments step at once
+assert not crosses(step=1004, advance=4, every=1000)
+assert not crosses(step=1000, advance=4, every=0)  # 0 means never
 
 # %%
 #| export
@@ -191,24 +311,29 @@ class Collector:
             self.returns = np.where(self.episode_start, 0.0, self.returns + reward)
         self.state = saved["state"]
         self.recent = deque(saved["recent"], maxlen=self.recent.maxlen)
-
+# %% [markdown]
+# The promise of `load_state_dict`, tried out: an agent steps 137 times, a second collector is
+# brought to the same moment, and both see the same observation. (With four environments, 137
+# turns are 548 steps and some thirty finished episodes.)
 
 # %%
-#| export
-def crosses(step: int, advance: int, every: int) -> bool:
-    """Say whether the last `advance` steps reached or passed a multiple of `every`."""
-    return every > 0 and step // every > (step - advance) // every
-
-
-def check_finite(reward: np.ndarray, obs: np.ndarray, step: int) -> None:
-    """Raise when the environment returned a number that no agent can learn from."""
-    for what, values in (("reward", reward), ("observation", obs)):
-        if not np.isfinite(values).all():
-            raise ValueError(f"The environment returned a {what} that is not finite, step {step}.")
-
+agent = DQN("CartPole-v1", num_envs=4, seed=2)
+collector = Collector(agent)
+for _ in range(137):
+    collector.step()
+saved = collector.state_dict()
+other = Collector(DQN("CartPole-v1", num_envs=4, seed=2))
+other.load_state_dict(saved)
+assert np.array_equal(other.obs, collector.obs)
+assert np.array_equal(other.episode_start, collector.episode_start)
+assert np.array_equal(other.returns, collector.returns)
+print("after", agent.global_step, "steps both see", collector.obs[0].round(3))
 
 # %% [markdown]
 # ## Averages between lines
+#
+# Metrics of single updates are noisy, so a line holds their means since the line before. The sums
+# are part of a checkpoint too, or the first line after a resume would differ.
 
 # %%
 #| export
@@ -230,10 +355,19 @@ class Averages:
         means = {name: total / self.count for name, total in self.sums.items()}
         self.sums, self.count = {}, 0
         return means
-
+# %%
+averages = Averages()
+averages.add({"loss": 1.0})
+averages.add({"loss": 4.0})
+assert averages.take() == {"loss": 2.5}
+assert averages.take() == {}
 
 # %% [markdown]
 # ## The loop
+#
+# Here it is, and it has become short. After each turn it asks what is due: a line of metrics, an
+# evaluation, a checkpoint. The order matters for exactness: the checkpoint comes last, so that it
+# includes what the turn has written.
 
 # %%
 #| export
@@ -246,8 +380,6 @@ class RunResult:
     checkpoint: Path | None
     agent: Agent
     seconds: float  # of this process
-
-
 # %%
 #| export
 class Run:
@@ -373,8 +505,6 @@ class Run:
         for env in self.eval_envs:
             env.close()
         self.collector.envs.close()
-
-
 # %% [markdown]
 # ## Starting and resuming
 
@@ -418,3 +548,247 @@ def check_resumable(path: Path, content: dict[str, Any], agent: Agent) -> None:
         raise ValueError(f"{path} holds a {found} agent, but the run is {agent.name}.")
     if "run" not in content:
         raise ValueError(f"{path} was saved by hand and is not a moment of a run: use rlbook.load.")
+# %% [markdown]
+# A short run in memory, without any files, to see the lines that it keeps:
+
+# %%
+result = DQN("CartPole-v1", num_envs=4, seed=0, warmup_steps=500, eval_every=1000).learn(2000)
+for line in result.history[-3:]:
+    print({name: round(value, 3) for name, value in line.items()})
+
+# %% [markdown]
+# ## Kill it
+#
+# Now the promise of the beginning. A program trains DQN for 3,000 steps. We run it once undisturbed.
+# Then we run it again, kill it with SIGKILL, which no program can catch, at random moments, and
+# resume until it is done.
+
+# %%
+PROGRAM = """
+import sys
+from pathlib import Path
+from rlbook.dqn import DQNConfig, train_dqn
+from rlbook.run import resume
+
+path = sys.argv[1]
+if (Path(path) / "config.yaml").exists():
+    resume(path, progress=False)
+else:
+    train_dqn(
+        DQNConfig(
+            num_envs=4, total_steps=3_000, n_step=3, warmup_steps=500, seed=7, eval_every=250,
+            eval_episodes=5, log_every=250, checkpoint_every=250, run_dir=path,
+        ),
+        progress=False,
+    )
+"""
+workplace = Path(tempfile.mkdtemp())
+
+
+def start(name: str) -> subprocess.Popen:
+    """Start or resume the run of that name in a process of its own."""
+    return subprocess.Popen([sys.executable, "-c", PROGRAM, str(workplace / name)])
+
+
+def last_step(name: str) -> int:
+    """The step of the newest checkpoint."""
+    paths = CheckpointDirectory(workplace / name / "checkpoints").paths()
+    return int(paths[-1].stem.removeprefix("step_")) if paths else 0
+
+
+# %%
+assert start("undisturbed").wait() == 0
+dice = np.random.default_rng()  # unseeded on purpose: the moments differ every time
+kills = []
+for goal in (500, 1250, 2000):  # each time, wait for some progress, then a random moment more
+    process = start("killed")
+    while last_step("killed") < goal and process.poll() is None:
+        time.sleep(0.005)
+    time.sleep(dice.uniform(0, 0.3))
+    process.kill()
+    process.wait()
+    kills.append(last_step("killed"))
+assert start("killed").wait() == 0
+print("killed", len(kills), "times; newest checkpoints at those moments:", kills)
+
+# %% [markdown]
+# Are the two runs the same? Not roughly: every tensor of the last checkpoint, the networks, the
+# optimiser, the buffer, the generators, and every byte of the metrics.
+
+# %%
+from rlbook.checkpoint import read_checkpoint
+
+
+def differences(a: Any, b: Any, where: str = "") -> list[str]:
+    """List the places where two nested structures differ in any bit."""
+    if isinstance(a, dict) and a.keys() == b.keys():
+        return [d for key in a for d in differences(a[key], b[key], f"{where}/{key}")]
+    if isinstance(a, list | tuple) and len(a) == len(b):
+        pairs = enumerate(zip(a, b, strict=True))
+        return [d for i, (x, y) in pairs for d in differences(x, y, f"{where}/{i}")]
+    same = torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+    return [] if same else [where]
+
+
+names = ("undisturbed", "killed")
+finals = [
+    read_checkpoint(CheckpointDirectory(workplace / name / "checkpoints").paths()[-1])
+    for name in names
+]
+metrics = [(workplace / name / "metrics.jsonl").read_bytes() for name in names]
+print("differences:", differences(*finals))
+print("metrics identical:", metrics[0] == metrics[1], f"({len(metrics[0])} bytes)")
+assert differences(*finals) == ["/config/run_dir"]  # they do live in two folders
+assert metrics[0] == metrics[1]
+
+# %% tags=["hide-input"]
+figure, (curve, weights) = plt.subplots(1, 2, figsize=(8, 3))
+for name, style in zip(names, ({"lw": 5, "alpha": 0.35}, {"lw": 1.2}), strict=True):
+    lines = [x for x in RunDirectory(workplace / name).read_metrics() if "eval_return_mean" in x]
+    steps = [line["global_step"] for line in lines]
+    returns = [line["eval_return_mean"] for line in lines]
+    curve.plot(steps, returns, color=COLORS["dqn"], label=name, **style)
+for step in kills:
+    curve.axvline(step, color=COLORS["reference"], ls=":", lw=1)
+curve.set(xlabel="environment steps", ylabel="return of greedy episodes")
+curve.legend()
+flat = [torch.cat([w.flatten() for w in final["agent"]["online"].values()]) for final in finals]
+weights.plot(flat[0], flat[1], ".", ms=3, color=COLORS["dqn"])
+weights.set(xlabel="weights, undisturbed", ylabel="weights, killed and resumed")
+figure.suptitle("A run that was killed three times lies on the one that was not", fontsize=10)
+plt.show()
+
+# %%
+shutil.rmtree(workplace)
+
+# %% [markdown]
+# ## What it does not promise
+#
+# - **Environments must be deterministic after `reset(seed=...)`.** One that asks the clock, a global
+#   generator or another program for its randomness is not, and no checkpoint can help.
+# - **The same machine and versions.** Another processor or another version of torch may add the same
+#   numbers in another order.
+# - **With `checkpoint_replay: false`** checkpoints are small, but the buffer is empty after a resume.
+#   The run goes on; it is not the same run.
+# - **Extending a run.** `rlbook resume runs/a --total-steps 40000` goes on exactly from the end. It
+#   equals a run of 40,000 steps from the start only if no setting depends on `total_steps`, as a
+#   falling learning rate does.
+# - Cutting episodes at checkpoints changes what the agent sees, slightly. With episodes of 500 steps
+#   and a checkpoint every 10,000 steps of four environments, four episodes in some eighty are cut.
+#
+# ## Exercises
+#
+# **Exercise 1.** Why does the collector draw a new seed for each checkpoint, and not reset with the
+# run's seed every time?
+#
+# <details>
+# <summary>Solution</summary>
+#
+# The environments would begin with the same few states after each checkpoint and see far less of
+# the world. With a seed made of the run's seed and the step, each segment is new, and still known in
+# advance.
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 2.** The evaluation runs in environments of its own. What would break if it used the
+# training environments?
+#
+# <details>
+# <summary>Solution</summary>
+#
+# It would end their episodes and advance their generators, so that the training data would depend on
+# how often you look. Evaluation must not change what it measures: two runs that differ only in
+# `eval_every` end with the same weights. Try it:
+#
+# ```python
+# a = DQN("CartPole-v1", seed=0, eval_every=500).learn(2000).agent
+# b = DQN("CartPole-v1", seed=0, eval_every=1000).learn(2000).agent
+# assert torch.equal(a.weights, b.weights)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 3, a planted bug.** This collector trains without an error, and worse. What does it tell
+# the agent?
+
+
+# %%
+class CollectorWithABug(Collector):
+    """As `Collector`, with a bug."""
+
+    def step(self) -> None:
+        agent, obs = self.agent, self.obs
+        action, _ = agent.act(obs, None, self.episode_start, explore=True)
+        next_obs, reward, terminated, truncated, _ = self.envs.step(action)
+        agent.global_step += self.envs.num_envs
+        agent.observe(
+            Transition(obs, action, reward, next_obs, terminated, truncated, self.episode_start, None)
+        )
+        self.obs, self.episode_start = next_obs, terminated | truncated
+
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# `next_obs` of an episode that was cut is the first observation of the next one, since the vector
+# environment has already reset it. The agent learns that running out of time leads back to the
+# start, and bootstraps from there. Nothing crashes and no number looks odd. It shows where physics
+# is violated: one push changes the cart's velocity by about 0.2, but among the rows stored with the
+# bug there are far larger jumps, as the cell below prints.
+#
+# </details>
+
+
+# %%
+def largest_jump(kind: type[Collector]) -> float:
+    """The largest change of the cart's velocity in one stored step, with episodes of ten steps."""
+    limit = {"max_episode_steps": 10}
+    agent = DQN("CartPole-v1", env_kwargs=limit, num_envs=4, seed=0, warmup_steps=10_000)
+    collector = kind(agent)
+    for _ in range(200):
+        collector.step()
+    rows = agent.replay.rows[: len(agent.replay)]
+    return float(np.abs(rows["next_obs"][:, 1] - rows["obs"][:, 1]).max())
+
+
+for kind in (Collector, CollectorWithABug):
+    print(f"{kind.__name__}: largest jump {largest_jump(kind):.2f}")
+assert largest_jump(Collector) < 0.25 < largest_jump(CollectorWithABug)
+
+# %% [markdown]
+# **Exercise 4.** `metrics.jsonl` holds no wall-clock times. Why not, and where would you put them?
+#
+# <details>
+# <summary>Solution</summary>
+#
+# Times differ between two runs of the same program, so the metrics could not be identical, and the
+# simplest test of exactness, comparing two files, would be lost. Put them in a file of their own.
+# `RunResult.seconds` has the time of this process.
+#
+# </details>
+
+# %% [markdown]
+# ## Using it
+#
+# ```python
+# from rlbook.dqn import DQNConfig, train_dqn
+# from rlbook.run import resume
+#
+# result = train_dqn(DQNConfig(env_id="CartPole-v1", total_steps=20_000, run_dir="runs/a"))
+# result = resume("runs/a", total_steps=40_000)
+# result.metrics["eval_return_mean"], result.checkpoint
+# ```
+#
+# ```
+# rlbook train dqn --config cartpole --run-dir runs/a
+# rlbook resume runs/a
+# ```
+#
+# ## References
+#
+# - M. Towers et al. (2024). *Gymnasium: A Standard Interface for Reinforcement Learning
+#   Environments*: vector environments and their autoreset modes.
+# - F. Pardo et al. (2018). *Time Limits in Reinforcement Learning*. ICML: why a cut is not an end.

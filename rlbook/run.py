@@ -110,6 +110,18 @@ def tensorboard_writer(path: Path, step: int) -> Any:
 
 
 # %% book/run.py · Collecting
+def crosses(step: int, advance: int, every: int) -> bool:
+    """Say whether the last `advance` steps reached or passed a multiple of `every`."""
+    return every > 0 and step // every > (step - advance) // every
+
+
+def check_finite(reward: np.ndarray, obs: np.ndarray, step: int) -> None:
+    """Raise when the environment returned a number that no agent can learn from."""
+    for what, values in (("reward", reward), ("observation", obs)):
+        if not np.isfinite(values).all():
+            raise ValueError(f"The environment returned a {what} that is not finite, step {step}.")
+
+
 class Collector:
     """Steps an agent through its environments, and can find its way back to any step."""
 
@@ -181,18 +193,6 @@ class Collector:
             self.returns = np.where(self.episode_start, 0.0, self.returns + reward)
         self.state = saved["state"]
         self.recent = deque(saved["recent"], maxlen=self.recent.maxlen)
-
-
-def crosses(step: int, advance: int, every: int) -> bool:
-    """Say whether the last `advance` steps reached or passed a multiple of `every`."""
-    return every > 0 and step // every > (step - advance) // every
-
-
-def check_finite(reward: np.ndarray, obs: np.ndarray, step: int) -> None:
-    """Raise when the environment returned a number that no agent can learn from."""
-    for what, values in (("reward", reward), ("observation", obs)):
-        if not np.isfinite(values).all():
-            raise ValueError(f"The environment returned a {what} that is not finite, step {step}.")
 
 
 # %% book/run.py · Averages between lines
