@@ -484,10 +484,15 @@ def make_vector_env(
     makers = [lambda: make_env(env_id, env_kwargs)] * num_envs
     return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
 
+# %%
+envs = make_vector_env("rlbook/TwoStep-v0", num_envs=3)
+obs, _ = envs.reset(seed=[0, 1, 2])
+assert obs.shape == (3, 1) and envs.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
+
 # %% [markdown]
 # By hand: two environments return the observations (5, 6). The episode of the second one has just
-# ended with the observation 9, and 6 is the first of its next one. So the true successors are (5,
-# 9).
+# ended with the observation 9, and 6 is the first of its next one. So the true successors are
+# (5, 9).
 
 # %%
 #| export
@@ -528,8 +533,8 @@ assert stored == [(-1.0, 0.0, 0.0, False), (0.0, 1.0, 1.0, True)] * 2
 # $$V \leftarrow V + \alpha\,(y - V), \qquad
 # y = \begin{cases} r & \text{at the end} \\ r + \gamma V & \text{otherwise} \end{cases}$$
 #
-# What is "the end"? If it is `terminated`, each target is $1 + \gamma V$, and $V$ settles where $V
-# = 1 + \gamma V$, at $1/(1-\gamma)$. If it is `terminated or truncated`, called *done* in much
+# What is "the end"? If it is `terminated`, each target is $1 + \gamma V$, and $V$ settles where
+# $V = 1 + \gamma V$, at $1/(1-\gamma)$. If it is `terminated or truncated`, called *done* in much
 # code, then one target in $T$ is 1 alone, and $V$ settles where its *mean* target is:
 #
 # $$V = 1 + \gamma \Bigl(1 - \frac{1}{T}\Bigr) V
@@ -617,8 +622,9 @@ assert all(abs(v - done_value(gamma, n)) < 0.1 for v, n in zip(settled, limits, 
 # $$\bar{x} \pm t_{n-1} \frac{s}{\sqrt{n}}$$
 #
 # $t_{n-1}$ is the quantile of Student's distribution: 1.96 for many episodes, more for few, because
-# $s$ itself is only an estimate. By hand: the returns 1, 2 and 3 have the mean 2, $s = 1$ and $t_2
-# = 4.303$, so the interval is $2 \pm 4.303 / \sqrt{3} = 2 \pm 2.484$.
+# $s$ itself is only an estimate. (The band around a learning curve is the same interval, over seeds
+# instead of episodes: [figures](figures.ipynb) draws it.) By hand: the returns 1, 2 and 3 have the
+# mean 2, $s = 1$ and $t_2 = 4.303$, so the interval is $2 \pm 4.303 / \sqrt{3} = 2 \pm 2.484$.
 
 # %%
 #| export
@@ -1148,9 +1154,9 @@ assert set(successes) == {0.5} and evaluate(remember, mazes, seed=0).mean == 1
 # <details>
 # <summary>Solution</summary>
 #
-# $V_\text{done} / V = (1 - \gamma) / (1 - \gamma + \gamma / T) \ge 0.99$ gives $T \ge
-# 99\,\gamma/(1-\gamma)$: 891 steps, and 9,801. The limit must be about a hundred times longer than
-# the horizon $1/(1-\gamma)$.
+# $V_\text{done} / V = (1 - \gamma) / (1 - \gamma + \gamma / T) \ge 0.99$ gives
+# $T \ge 99\,\gamma/(1-\gamma)$: 891 steps, and 9,801. The limit must be about a hundred times
+# longer than the horizon $1/(1-\gamma)$.
 #
 # ```python
 # assert abs(done_value(0.9, 891) - 9.9) < 1e-9
