@@ -18,7 +18,7 @@ __all__ = [
     "train_dqn",
 ]
 
-# %% book/dqn.py · DQN
+# %% book/dqn.py · DQN: learning values with a network
 import math
 from dataclasses import dataclass
 from itertools import pairwise
@@ -80,7 +80,7 @@ class QNetwork(MLP):
         return super().forward(obs if self.scale is None else obs * self.scale)
 
 
-# %% book/dqn.py · The loss
+# %% book/dqn.py · The target
 def dqn_target(
     reward: Tensor,
     discount: Tensor,
@@ -97,6 +97,7 @@ def dqn_target(
     return reward + discount * ~terminated * next_value
 
 
+# %% book/dqn.py · The loss
 def check_shapes(batch_size: int, **vectors: Tensor) -> None:
     """Raise unless each tensor is (batch,): (batch, 1) would broadcast into a wrong loss."""
     for name, vector in vectors.items():
@@ -132,20 +133,6 @@ def dqn_loss(
     return loss, metrics
 
 
-# %% book/dqn.py · One tensor for all weights
-def flatten_parameters(network: nn.Module) -> nn.Parameter:
-    """Lay all weights of a network side by side in one tensor, of which its layers become views."""
-    parts = list(network.parameters())
-    flat = nn.Parameter(torch.cat([part.detach().flatten() for part in parts]))
-    flat.grad = torch.zeros_like(flat)
-    sizes = [part.numel() for part in parts]
-    for part, weights, gradient in zip(
-        parts, flat.detach().split(sizes), flat.grad.split(sizes), strict=True
-    ):
-        part.data, part.grad = weights.view_as(part), gradient.view_as(part)
-    return flat
-
-
 # %% book/dqn.py · The target network
 @torch.no_grad()
 def polyak_update(target: nn.Module, online: nn.Module, tau: float) -> None:
@@ -168,7 +155,7 @@ def epsilon_greedy(
     return np.where(whether < epsilon, (which * choices).astype(np.int64), actions)
 
 
-# %% book/dqn.py · The learning rate
+# %% book/dqn.py · A gradient step
 def decayed(initial: float, progress: float, decay_from: float) -> float:
     """Keep `initial` up to the fraction `decay_from` of a run, then fall linearly to 0."""
     if progress <= decay_from:
@@ -176,7 +163,19 @@ def decayed(initial: float, progress: float, decay_from: float) -> float:
     return initial * max(0.0, (1 - progress) / (1 - decay_from))
 
 
-# %% book/dqn.py · A gradient step
+def flatten_parameters(network: nn.Module) -> nn.Parameter:
+    """Lay all weights of a network side by side in one tensor, of which its layers become views."""
+    parts = list(network.parameters())
+    flat = nn.Parameter(torch.cat([part.detach().flatten() for part in parts]))
+    flat.grad = torch.zeros_like(flat)
+    sizes = [part.numel() for part in parts]
+    for part, weights, gradient in zip(
+        parts, flat.detach().split(sizes), flat.grad.split(sizes), strict=True
+    ):
+        part.data, part.grad = weights.view_as(part), gradient.view_as(part)
+    return flat
+
+
 @torch.no_grad()
 def clip_gradients(gradients: list[Tensor], max_norm: float) -> None:
     """Shorten the gradient, taken as one vector, to `max_norm` where it is longer."""
