@@ -22,7 +22,46 @@
 # ```python
 # from rlbook.dqn import DQN
 #
-# agent = DQN("CartPole-v1", num_envs=4, n_step=10, tau=0.02, target_every=1, update_every=3,
+# agent = DQN("CartPole-v1", seed=1)
+# agent.learn(20_000)
+# print(agent.evaluate(episodes=10).mean)
+# ```
+#
+# And because every chapter is executed from top to bottom by the tests, with asserts on the numbers
+# that it shows, the book is its own test suite.
+#
+# ## For whom
+#
+# For students and engineers with a laptop and no GPU who want to see an idea work within a minute,
+# trust the numbers, and take the code into their own scripts.
+#
+# ## What you need to know
+#
+# - Python with NumPy, and enough PyTorch to read a training loop: tensors, modules, `backward`.
+# - What a derivative and an expected value are.
+# - No reinforcement learning: the words are introduced where they are first needed. If you would like
+#   a first book on the subject itself, read the opening chapters of Sutton and Barto (2018) beside
+#   this one.
+#
+# ## Five minutes
+#
+# Below, in this very cell, an agent learns to balance a pole. It plays at random at first; nobody tells
+# it the laws of motion.
+
+# %%
+import os
+
+import numpy as np
+from matplotlib import pyplot as plt
+
+import rlbook
+from rlbook.dqn import DQN
+from rlbook.envs import make_env
+from rlbook.figures import COLORS, filmstrip, pick_frames, use_style
+
+use_style()
+os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # draw without a screen
+agent = DQN("CartPole-v1", num_envs=4, n_step=10, tau=0.02, target_every=1, update_every=3,
             observation_scale=(1, 1, 8, 1), epsilon_steps=10_000, epsilon_floor=0.1,
             lr_decay_from=0.5, eval_every=1000, seed=0)
 result = agent.learn(20_000)
