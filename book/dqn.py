@@ -417,7 +417,7 @@ assert abs(drawn.mean() - 0.25) < 0.01  # seven standard deviations
 #| export
 def decayed(initial: float, progress: float, decay_from: float) -> float:
     """Keep `initial` up to the fraction `decay_from` of a run, then fall linearly to 0."""
-    if progress <= decay_from:
+    if progress <= decay_from or decay_from == 1:  # the last step may overshoot the end
         return initial
     return initial * max(0.0, (1 - progress) / (1 - decay_from))
 # %%

@@ -158,7 +158,7 @@ def epsilon_greedy(
 # %% book/dqn.py · A gradient step
 def decayed(initial: float, progress: float, decay_from: float) -> float:
     """Keep `initial` up to the fraction `decay_from` of a run, then fall linearly to 0."""
-    if progress <= decay_from:
+    if progress <= decay_from or decay_from == 1:  # the last step may overshoot the end
         return initial
     return initial * max(0.0, (1 - progress) / (1 - decay_from))
 
