@@ -1,0 +1,85 @@
+"""Time one update of SAC against Stable-Baselines3, side by side: [256, 256], batch 256.
+
+    python bench/sac.py [--updates 10] [--rounds 21] [--threads 1]
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import stable_baselines3
+import torch
+from stable_baselines3 import SAC as SB3SAC
+from stable_baselines3.common.logger import configure
+
+from rlbook.sac import SAC
+
+HIDDEN, BATCH, STORED = (256, 256), 256, 5_000
+
+
+def make_rlbook() -> SAC:
+    """An agent of this book with random transitions to learn from."""
+    agent = SAC("Pendulum-v1", hidden=HIDDEN, batch_size=BATCH)
+    generator, rows = np.random.default_rng(0), np.zeros(STORED, agent.replay.rows.dtype)
+    for name in ("obs", "next_obs", "reward"):
+        rows[name] = generator.normal(size=rows[name].shape)
+    rows["action"], rows["discount"] = generator.uniform(-1, 1, size=rows["action"].shape), 0.99
+    agent.replay.add(rows)
+    return agent
+
+
+def make_sb3() -> SB3SAC:
+    """An agent of Stable-Baselines3 with the same networks, batch and kind of transitions."""
+    keywords = {"policy_kwargs": {"net_arch": list(HIDDEN)}, "batch_size": BATCH, "device": "cpu"}
+    agent = SB3SAC("MlpPolicy", "Pendulum-v1", **keywords)
+    agent.set_logger(configure(None, []))
+    generator = np.random.default_rng(0)
+    for _ in range(STORED):
+        obs, next_obs = generator.normal(size=(2, 1, 3)).astype(np.float32)
+        action, reward = generator.uniform(-1, 1, size=(1, 1)), generator.normal(size=1)
+        agent.replay_buffer.add(obs, next_obs, action, reward, np.zeros(1), [{}])
+    return agent
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Time one call."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    """Alternate between the two, so that both meet the same noise, and print medians and ratio."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--updates", type=int, default=10, help="updates of one round")
+    parser.add_argument("--rounds", type=int, default=21, help="timed rounds of each library")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads of both")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    ours, theirs, count = make_rlbook(), make_sb3(), options.updates
+    works: dict[str, Callable[[], object]] = {
+        "rlbook": lambda: [ours.update(ours.sample()) for _ in range(count)],
+        "stable-baselines3": lambda: theirs.train(gradient_steps=count, batch_size=BATCH),
+    }
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for work in works.values():  # warm up
+        work()
+    for _ in range(options.rounds):
+        for name, work in works.items():
+            times[name].append(seconds(work) / count)
+    for name, values in times.items():
+        low, high = min(values), max(values)
+        median = statistics.median(values)
+        print(f"{name:>18}: {1e3 * median:6.2f} ms (from {1e3 * low:.2f} to {1e3 * high:.2f})")
+    ratios = [b / a for a, b in zip(*times.values(), strict=True)]
+    print(
+        f"SAC update, {list(HIDDEN)}, batch {BATCH}, {options.threads} thread(s), "
+        f"Stable-Baselines3 {stable_baselines3.__version__}: ratio {statistics.median(ratios):.2f} "
+        f"(of the fastest rounds {min(times['stable-baselines3']) / min(times['rlbook']):.2f})"
+    )
+
+
+if __name__ == "__main__":
+    main()
