@@ -77,6 +77,7 @@ class QNetwork(MLP):
 
     def forward(self, obs: Tensor) -> Tensor:
         """Map observations (batch, inputs) to values (batch, actions)."""
+        obs = obs.float()  # a byte is an observation, too
         return super().forward(obs if self.scale is None else obs * self.scale)
 
 
@@ -309,6 +310,8 @@ class DQN(Agent):
             terminated=transition.terminated,
             discount=self.config.gamma,
         )
+        # `learn` called again starts new episodes: nothing may wait for the end of the old ones.
+        self.n_step.waiting[:, transition.episode_start] = False
         self.replay.add(self.n_step.add(rows, transition.truncated))
 
     def updates_due(self) -> int:
