@@ -724,9 +724,10 @@ for reward in rewards[17:]:
 # <details>
 # <summary>Solution</summary>
 #
-# All 64 differ with probability $\prod_{i=0}^{63} (1 - i / 50000) \approx e^{-64 \cdot 63 /
-# (2 \cdot 50000)}$, so about 4 % of the batches hold a row twice. Such a row counts double in one
-# gradient, which is no bias: over many batches every row still counts the same.
+# All 64 differ with probability
+# $\prod_{i=0}^{63} (1 - i / 50000) \approx e^{-64 \cdot 63 / (2 \cdot 50000)} \approx 0.96$, so
+# about 4 % of the batches hold a row twice. Such a row counts double in one gradient, which is no
+# bias: over many batches every row still counts the same.
 #
 # ```python
 # ring = ReplayBuffer(50_000, dtype, seed=0)
