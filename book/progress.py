@@ -40,11 +40,11 @@ from rlbook.envs import Evaluation
 # %% [markdown]
 # ## Where am I?
 #
-# The same run may be started in a terminal, in a notebook or by a job scheduler. In a terminal a bar
-# that redraws itself is best. In a log file the same bar leaves thousands of lines of debris, so
-# there one line per evaluation is right. A notebook is a third case: a stored notebook must not keep
-# a half-drawn bar or a widget that no code host can show. So the bar is plain text that is replaced,
-# and at the end a single sentence is left in its place.
+# The same run may be started in a terminal, in a notebook or by a job scheduler. In a terminal a
+# bar that redraws itself is best. In a log file the same bar leaves thousands of lines of debris,
+# so there one line per evaluation is right. A notebook is a third case: a stored notebook must not
+# keep a half-drawn bar or a widget that no code host can show. So the bar is plain text that is
+# replaced, and at the end a single sentence is left in its place.
 
 # %%
 #| export
@@ -72,13 +72,19 @@ class Progress:
 
             self.handle = display({"text/plain": label}, raw=True, display_id=True)
 
+    def start_at(self, step: int) -> None:
+        """Count from a step on, as a resumed run does: what came before was not done now."""
+        self.start, self.began = step, time.perf_counter()
+        if self.bar:
+            self.bar.initial = self.bar.n = self.bar.last_print_n = step
+
     def step(self, step: int, metrics: dict[str, float] | None) -> None:
         """Show where the run is, ten times a second at most."""
         now = time.perf_counter()
         if now - self.shown < 0.1:
             return
         self.shown = now
-        if metrics:
+        if metrics and "loss" in metrics:
             self.notes["loss"] = f"{metrics['loss']:.3g}"
         if self.bar:
             self.bar.set_postfix(self.notes, refresh=False)
@@ -279,8 +285,8 @@ plt.show()
 # %% [markdown]
 # ## Exercises
 #
-# **Exercise 1.** Why does the handler append to a list instead of raising an exception that the loop
-# could catch?
+# **Exercise 1.** Why does the handler append to a list instead of raising an exception that the
+# loop could catch?
 #
 # <details>
 # <summary>Solution</summary>
@@ -313,8 +319,8 @@ plt.show()
 # </details>
 
 # %% [markdown]
-# **Exercise 3, a planted bug.** This version seems to work, and a run does stop. What goes wrong the
-# next time that you press Ctrl-C in the same notebook, and why?
+# **Exercise 3, a planted bug.** This version seems to work, and a run does stop. What goes wrong
+# the next time that you press Ctrl-C in the same notebook, and why?
 
 
 # %%
@@ -356,8 +362,8 @@ print("with the bug:", restored(catch_signals_with_a_bug), " repaired:", restore
 assert not restored(catch_signals_with_a_bug) and restored(catch_signals)
 
 # %% [markdown]
-# **Exercise 4.** `Progress.step` looks at the clock in every step. Estimate what that costs in a run
-# of a million steps, then measure it.
+# **Exercise 4.** `Progress.step` looks at the clock in every step. Estimate what that costs in a
+# run of a million steps, then measure it.
 #
 # <details>
 # <summary>Solution</summary>
@@ -383,5 +389,6 @@ assert not restored(catch_signals_with_a_bug) and restored(catch_signals)
 #
 # ## References
 #
-# - C. da Costa-Luis (2019). *tqdm: A Fast, Extensible Progress Meter for Python and CLI*. JOSS 4(37).
+# - C. da Costa-Luis (2019). *tqdm: A Fast, Extensible Progress Meter for Python and CLI*. JOSS
+#   4(37).
 # - The Python documentation of `signal`, on which thread runs a handler and when.

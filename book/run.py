@@ -94,7 +94,8 @@ ax.annotate(
 )
 ax.plot(16.5, -0.75, "x", color=COLORS["reference"])
 ax.text(13.3, -1.15, "goes on from here", ha="center", va="center", fontsize=9)
-ax.set(xlim=(0, 20.3), ylim=(-1.5, 3.3), xlabel="thousand steps", yticks=range(3), xticks=(0, 10, 20))
+ax.set(xlim=(0, 20.3), ylim=(-1.5, 3.3), xlabel="thousand steps")
+ax.set(yticks=range(3), xticks=(0, 10, 20))
 ax.set_yticklabels([f"environment {i}" for i in range(3)])
 ax.grid(False)
 plt.show()
@@ -130,6 +131,8 @@ class RunDirectory:
             raise ValueError(
                 f"{path} already holds a run: go on with `rlbook resume {path}` or choose another."
             )
+        if agent.config.tensorboard:
+            tensorboard_class()  # a mistake is better told before anything is written
         try:
             directory.path.mkdir(parents=True, exist_ok=True)
             write_settings(directory.config_path, agent.name, agent.config)
@@ -155,7 +158,9 @@ class RunDirectory:
     def append_tensorboard(self, line: dict[str, float]) -> None:
         """Add one line to TensorBoard's scalars."""
         if self.writer is None:
-            self.writer = tensorboard_writer(self.path / "tensorboard", int(line["global_step"]))
+            # A resumed run drops what it writes again.
+            folder, step = str(self.path / "tensorboard"), int(line["global_step"])
+            self.writer = tensorboard_class()(folder, purge_step=step)
         for name, value in line.items():
             self.writer.add_scalar(name, value, int(line["global_step"]))
         self.writer.flush()
@@ -173,7 +178,7 @@ class RunDirectory:
     def truncate_metrics(self, size: int) -> None:
         """Drop what was written after a checkpoint: the resumed run writes it again."""
         with open(self.metrics_path, "ab") as file:
-            file.truncate(size)
+            file.truncate(min(size, file.tell()))  # never longer, should somebody have cut it
 # %% [markdown]
 # By hand: the first line is 21 bytes long with its newline. A second one is written after the
 # "checkpoint", lost in the crash, and gone after the cut:
@@ -194,15 +199,15 @@ print("bytes kept:", size)
 
 # %%
 #| export
-def tensorboard_writer(path: Path, step: int) -> Any:
-    """Open TensorBoard's files, dropping from them what a resumed run writes again."""
+def tensorboard_class() -> Any:
+    """Import TensorBoard's writer, or say how to get it."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise ValueError(
             "TensorBoard is not installed: `pip install 'rlbook[tensorboard]'` or drop the setting."
         ) from error
-    return SummaryWriter(str(path), purge_step=step)
+    return SummaryWriter
 # %% [markdown]
 # ## Collecting
 #
@@ -227,9 +232,9 @@ def crosses(step: int, advance: int, every: int) -> bool:
     return every > 0 and step // every > (step - advance) // every
 
 
-def check_finite(reward: np.ndarray, obs: np.ndarray, step: int) -> None:
+def check_finite(step: int, **numbers: np.ndarray) -> None:
     """Raise when the environment returned a number that no agent can learn from."""
-    for what, values in (("reward", reward), ("observation", obs)):
+    for what, values in numbers.items():
         if not np.isfinite(values).all():
             raise ValueError(f"The environment returned a {what} that is not finite, step {step}.")
 # %%
@@ -256,6 +261,7 @@ class Collector:
         seed = self.agent.config.seed
         seeds: list[int | None] = [derive_seed(seed, "envs", step, i) for i in range(count)]
         self.obs, _ = self.envs.reset(seed=seeds)
+        check_finite(step, observation=self.obs)
         self.origin = step
         self.actions: list[np.ndarray] = []  # since the reset: they lead back to this moment
         self.state: Any = None
@@ -269,7 +275,9 @@ class Collector:
         self.obs, reward, terminated, truncated, infos = self.envs.step(action)
         self.actions.append(action)
         next_obs = true_next_obs(self.obs, infos)
-        check_finite(reward, next_obs, agent.global_step)
+        check_finite(agent.global_step, reward=reward, observation=next_obs)
+        if next_obs is not self.obs:  # an episode ended: look at the start of the next one too
+            check_finite(agent.global_step, observation=self.obs)
         agent.global_step += self.envs.num_envs
         ended = terminated | truncated
         cut = crosses(agent.global_step, self.envs.num_envs, agent.config.checkpoint_every)
@@ -411,7 +419,8 @@ class Run:
                 raise Interrupted(f"{where} {self.advice()}", caught[0])
         finally:
             self.close()
-        metrics = {**(self.history[-1] if self.history else {}), **self.evaluated}
+        last = self.history[-1] if self.history else {}
+        metrics = {**last, **self.evaluated, "global_step": agent.global_step}
         return RunResult(metrics, self.history, self.saved, agent, time.perf_counter() - began)
 
     def step(self) -> None:
@@ -489,7 +498,7 @@ class Run:
         self.evaluated, self.saved = state["evaluated"], path
         self.directory.truncate_metrics(state["metrics_size"])
         self.history = self.directory.read_metrics()
-        self.progress.start = self.agent.global_step
+        self.progress.start_at(self.agent.global_step)
 
     def advice(self) -> str:
         """Say how to go on after the run was stopped."""
@@ -559,9 +568,9 @@ for line in result.history[-3:]:
 # %% [markdown]
 # ## Kill it
 #
-# Now the promise of the beginning. A program trains DQN for 3,000 steps. We run it once undisturbed.
-# Then we run it again, kill it with SIGKILL, which no program can catch, at random moments, and
-# resume until it is done.
+# Now the promise of the beginning. A program trains DQN for 3,000 steps. We run it once
+# undisturbed. Then we run it again, kill it with SIGKILL, which no program can catch, at random
+# moments, and resume until it is done.
 
 # %%
 PROGRAM = """
@@ -664,17 +673,18 @@ shutil.rmtree(workplace)
 # %% [markdown]
 # ## What it does not promise
 #
-# - **Environments must be deterministic after `reset(seed=...)`.** One that asks the clock, a global
-#   generator or another program for its randomness is not, and no checkpoint can help.
-# - **The same machine and versions.** Another processor or another version of torch may add the same
-#   numbers in another order.
-# - **With `checkpoint_replay: false`** checkpoints are small, but the buffer is empty after a resume.
-#   The run goes on; it is not the same run.
+# - **Environments must be deterministic after `reset(seed=...)`.** One that asks the clock, a
+#   global generator or another program for its randomness is not, and no checkpoint can help.
+# - **The same machine and versions.** Another processor or another version of torch may add the
+#   same numbers in another order.
+# - **With `checkpoint_replay: false`** checkpoints are small, but the buffer is empty after a
+#   resume. The run goes on; it is not the same run.
 # - **Extending a run.** `rlbook resume runs/a --total-steps 40000` goes on exactly from the end. It
 #   equals a run of 40,000 steps from the start only if no setting depends on `total_steps`, as a
 #   falling learning rate does.
-# - Cutting episodes at checkpoints changes what the agent sees, slightly. With episodes of 500 steps
-#   and a checkpoint every 10,000 steps of four environments, four episodes in some eighty are cut.
+# - Cutting episodes at checkpoints changes what the agent sees, slightly. With episodes of 500
+#   steps and a checkpoint every 10,000 steps of four environments, four episodes in some eighty are
+#   cut.
 #
 # ## Exercises
 #
@@ -685,8 +695,8 @@ shutil.rmtree(workplace)
 # <summary>Solution</summary>
 #
 # The environments would begin with the same few states after each checkpoint and see far less of
-# the world. With a seed made of the run's seed and the step, each segment is new, and still known in
-# advance.
+# the world. With a seed made of the run's seed and the step, each segment is new, and still known
+# in advance.
 #
 # </details>
 
@@ -697,8 +707,8 @@ shutil.rmtree(workplace)
 # <details>
 # <summary>Solution</summary>
 #
-# It would end their episodes and advance their generators, so that the training data would depend on
-# how often you look. Evaluation must not change what it measures: two runs that differ only in
+# It would end their episodes and advance their generators, so that the training data would depend
+# on how often you look. Evaluation must not change what it measures: two runs that differ only in
 # `eval_every` end with the same weights. Try it:
 #
 # ```python
@@ -710,8 +720,8 @@ shutil.rmtree(workplace)
 # </details>
 
 # %% [markdown]
-# **Exercise 3, a planted bug.** This collector trains without an error, and worse. What does it tell
-# the agent?
+# **Exercise 3, a planted bug.** This collector trains without an error, and worse. What does it
+# tell the agent?
 
 
 # %%
@@ -723,8 +733,9 @@ class CollectorWithABug(Collector):
         action, _ = agent.act(obs, None, self.episode_start, explore=True)
         next_obs, reward, terminated, truncated, _ = self.envs.step(action)
         agent.global_step += self.envs.num_envs
+        start = self.episode_start
         agent.observe(
-            Transition(obs, action, reward, next_obs, terminated, truncated, self.episode_start, None)
+            Transition(obs, action, reward, next_obs, terminated, truncated, start, None)
         )
         self.obs, self.episode_start = next_obs, terminated | truncated
 

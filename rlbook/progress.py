@@ -41,13 +41,19 @@ class Progress:
 
             self.handle = display({"text/plain": label}, raw=True, display_id=True)
 
+    def start_at(self, step: int) -> None:
+        """Count from a step on, as a resumed run does: what came before was not done now."""
+        self.start, self.began = step, time.perf_counter()
+        if self.bar:
+            self.bar.initial = self.bar.n = self.bar.last_print_n = step
+
     def step(self, step: int, metrics: dict[str, float] | None) -> None:
         """Show where the run is, ten times a second at most."""
         now = time.perf_counter()
         if now - self.shown < 0.1:
             return
         self.shown = now
-        if metrics:
+        if metrics and "loss" in metrics:
             self.notes["loss"] = f"{metrics['loss']:.3g}"
         if self.bar:
             self.bar.set_postfix(self.notes, refresh=False)

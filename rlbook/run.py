@@ -10,7 +10,7 @@ __all__ = [
     "check_resumable",
     "crosses",
     "resume",
-    "tensorboard_writer",
+    "tensorboard_class",
     "train",
 ]
 
@@ -52,6 +52,8 @@ class RunDirectory:
             raise ValueError(
                 f"{path} already holds a run: go on with `rlbook resume {path}` or choose another."
             )
+        if agent.config.tensorboard:
+            tensorboard_class()  # a mistake is better told before anything is written
         try:
             directory.path.mkdir(parents=True, exist_ok=True)
             write_settings(directory.config_path, agent.name, agent.config)
@@ -77,7 +79,9 @@ class RunDirectory:
     def append_tensorboard(self, line: dict[str, float]) -> None:
         """Add one line to TensorBoard's scalars."""
         if self.writer is None:
-            self.writer = tensorboard_writer(self.path / "tensorboard", int(line["global_step"]))
+            # A resumed run drops what it writes again.
+            folder, step = str(self.path / "tensorboard"), int(line["global_step"])
+            self.writer = tensorboard_class()(folder, purge_step=step)
         for name, value in line.items():
             self.writer.add_scalar(name, value, int(line["global_step"]))
         self.writer.flush()
@@ -95,18 +99,18 @@ class RunDirectory:
     def truncate_metrics(self, size: int) -> None:
         """Drop what was written after a checkpoint: the resumed run writes it again."""
         with open(self.metrics_path, "ab") as file:
-            file.truncate(size)
+            file.truncate(min(size, file.tell()))  # never longer, should somebody have cut it
 
 
-def tensorboard_writer(path: Path, step: int) -> Any:
-    """Open TensorBoard's files, dropping from them what a resumed run writes again."""
+def tensorboard_class() -> Any:
+    """Import TensorBoard's writer, or say how to get it."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise ValueError(
             "TensorBoard is not installed: `pip install 'rlbook[tensorboard]'` or drop the setting."
         ) from error
-    return SummaryWriter(str(path), purge_step=step)
+    return SummaryWriter
 
 
 # %% book/run.py · Collecting
@@ -115,9 +119,9 @@ def crosses(step: int, advance: int, every: int) -> bool:
     return every > 0 and step // every > (step - advance) // every
 
 
-def check_finite(reward: np.ndarray, obs: np.ndarray, step: int) -> None:
+def check_finite(step: int, **numbers: np.ndarray) -> None:
     """Raise when the environment returned a number that no agent can learn from."""
-    for what, values in (("reward", reward), ("observation", obs)):
+    for what, values in numbers.items():
         if not np.isfinite(values).all():
             raise ValueError(f"The environment returned a {what} that is not finite, step {step}.")
 
@@ -138,6 +142,7 @@ class Collector:
         seed = self.agent.config.seed
         seeds: list[int | None] = [derive_seed(seed, "envs", step, i) for i in range(count)]
         self.obs, _ = self.envs.reset(seed=seeds)
+        check_finite(step, observation=self.obs)
         self.origin = step
         self.actions: list[np.ndarray] = []  # since the reset: they lead back to this moment
         self.state: Any = None
@@ -151,7 +156,9 @@ class Collector:
         self.obs, reward, terminated, truncated, infos = self.envs.step(action)
         self.actions.append(action)
         next_obs = true_next_obs(self.obs, infos)
-        check_finite(reward, next_obs, agent.global_step)
+        check_finite(agent.global_step, reward=reward, observation=next_obs)
+        if next_obs is not self.obs:  # an episode ended: look at the start of the next one too
+            check_finite(agent.global_step, observation=self.obs)
         agent.global_step += self.envs.num_envs
         ended = terminated | truncated
         cut = crosses(agent.global_step, self.envs.num_envs, agent.config.checkpoint_every)
@@ -257,7 +264,8 @@ class Run:
                 raise Interrupted(f"{where} {self.advice()}", caught[0])
         finally:
             self.close()
-        metrics = {**(self.history[-1] if self.history else {}), **self.evaluated}
+        last = self.history[-1] if self.history else {}
+        metrics = {**last, **self.evaluated, "global_step": agent.global_step}
         return RunResult(metrics, self.history, self.saved, agent, time.perf_counter() - began)
 
     def step(self) -> None:
@@ -335,7 +343,7 @@ class Run:
         self.evaluated, self.saved = state["evaluated"], path
         self.directory.truncate_metrics(state["metrics_size"])
         self.history = self.directory.read_metrics()
-        self.progress.start = self.agent.global_step
+        self.progress.start_at(self.agent.global_step)
 
     def advice(self) -> str:
         """Say how to go on after the run was stopped."""
