@@ -1,0 +1,329 @@
+"""What the chapter of the agent cannot test about itself: spaces, files, registry, randomness."""
+
+import pickle
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from helpers import assert_same
+
+import rlbook
+from rlbook.agent import REGISTRY, Agent, chapter_modules, find_algorithm, torch_for_learning
+from rlbook.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
+from rlbook.dqn import DQN
+from rlbook.drqn import DRQN
+from rlbook.run import resume, train
+
+SMALL: dict[str, Any] = {
+    "hidden": (16,),
+    "batch_size": 16,
+    "warmup_steps": 50,
+    "update_every": 2,
+    "n_step": 3,
+    "num_envs": 2,
+    "eval_every": 0,
+    "seed": 4,
+}
+
+
+def small_agent(**settings: Any) -> DQN:
+    return DQN("CartPole-v1", **{**SMALL, **settings})
+
+
+@pytest.fixture
+def trained() -> DQN:
+    agent = small_agent()
+    agent.learn(200, progress=False)
+    return agent
+
+
+# Spaces and devices
+
+
+@pytest.mark.parametrize(
+    ("env_id", "said"),
+    [
+        (
+            "Pendulum-v1",
+            r"'Pendulum-v1' has vector observations .* continuous actions .*: try .*sac",
+        ),
+        ("test/Table-v0", r"'test/Table-v0' has other observations .*: no algorithm of this book"),
+        ("test/Picture-v0", r"'test/Picture-v0' has image observations"),
+    ],
+)
+def test_spaces_that_do_not_fit_name_what_does(env_id: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said) as error:
+        DQN(env_id)
+    assert "but dqn needs vector observations and discrete actions" in str(error.value)
+
+
+class Empty(gym.Env[Any, Any]):
+    """Nothing but spaces."""
+
+    def __init__(self, observation_space: gym.Space) -> None:
+        self.observation_space, self.action_space = observation_space, gym.spaces.Discrete(2)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_environments() -> Iterator[None]:
+    spaces = {
+        "test/Table-v0": gym.spaces.Discrete(16),
+        "test/Picture-v0": gym.spaces.Box(0, 255, (84, 84, 3), np.uint8),
+    }
+    for env_id, space in spaces.items():
+        gym.register(env_id, f"{__name__}:Empty", kwargs={"observation_space": space})
+    yield
+    for env_id in spaces:
+        del gym.registry[env_id]
+
+
+@pytest.mark.parametrize("device", ["nonsense", "cuda:99"])
+def test_a_device_that_is_not_there_gets_a_sentence(device: str) -> None:
+    with pytest.raises(ValueError, match=rf"^There is no device '{device}' here: use 'cpu'\.$"):
+        small_agent(device=device)
+
+
+def test_an_unknown_environment_or_setting_names_the_nearest() -> None:
+    with pytest.raises(ValueError, match="Did you mean 'CartPole-v1'"):
+        DQN("CartPol-v1")
+    with pytest.raises(ValueError, match=r"DQN has no setting 'gama'\. Did you mean 'gamma'"):
+        DQN("CartPole-v1", gama=0.9)
+
+
+# Predicting
+
+
+def test_predict_takes_one_observation_or_a_batch(trained: DQN) -> None:
+    batch = np.random.default_rng(0).normal(size=(50, 4))
+    actions, state = trained.predict(batch)
+    assert state is None and actions.shape == (50,) and set(actions.tolist()) == {0, 1}
+    singles = [trained.predict(obs)[0] for obs in batch]
+    assert actions.tolist() == [int(action) for action in singles]
+    assert np.ndim(singles[0]) == 0 and trained.action_space.contains(singles[0])
+    assert trained.predict(batch[0].tolist())[0] == singles[0]  # a list will do
+    assert trained.predict(batch[:1])[0].shape == (1,)  # a batch of one stays a batch
+
+
+def test_predict_is_greedy_unless_asked(trained: DQN) -> None:
+    obs = np.tile([0.1, 0.0, 0.05, 0.0], (400, 1))
+    assert len(set(trained.predict(obs)[0].tolist())) == 1
+    before = trained.generator.bit_generator.state
+    trained.predict(obs)
+    assert trained.generator.bit_generator.state == before
+    trained.global_step = 0  # epsilon is 1
+    assert len(set(trained.predict(obs, explore=True)[0].tolist())) == 2
+
+
+@pytest.mark.parametrize(
+    ("obs", "said"),
+    [
+        ([0.0, 0.0], r"must have the shape \(4,\), not \(2,\)"),
+        (0.0, r"must have the shape \(4,\), not \(\)"),
+        (np.zeros((2, 3, 4)), r"must have the shape \(4,\), not \(2, 3, 4\)"),
+        ([[0.0] * 4, [0.0] * 3], r"must be numbers of the shape \(4,\)"),
+        ("left", r"must be numbers of the shape \(4,\)"),
+        (None, r"must "),
+        ([0.0, 0.0, 0.0, np.nan], "must be finite"),
+        ([0.0, 0.0, 0.0, 1e300], "must be finite"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+def test_a_bad_observation_gets_a_sentence(obs: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=f"^An observation {said}"):
+        small_agent().predict(obs)
+
+
+# Learning
+
+
+def test_learning_again_goes_on(trained: DQN) -> None:
+    updates, weights = trained.updates, trained.weights.detach().clone()
+    result = trained.learn(100, progress=False)
+    assert trained.global_step == result.metrics["global_step"] == 300
+    assert trained.updates == updates + 50
+    assert not torch.equal(weights, trained.weights)
+
+
+@pytest.mark.parametrize("steps", [0, -5])
+def test_learning_nothing_is_a_mistake(steps: int) -> None:
+    with pytest.raises(ValueError, match=f"^learn needs at least one step, not {steps}"):
+        small_agent().learn(steps)
+
+
+def test_evaluating_changes_nothing_and_can_be_repeated(trained: DQN, tmp_path: Path) -> None:
+    trained.save(tmp_path / "before.pt")
+    first, again = trained.evaluate(5, seed=1), trained.evaluate(5, seed=1)
+    np.testing.assert_array_equal(first.returns, again.returns)
+    assert (first.returns != trained.evaluate(5, seed=2).returns).any()
+    stored = read_checkpoint(tmp_path / "before.pt")["agent"]
+    assert_same(stored, trained.state_dict())
+    with pytest.raises(ValueError, match="at least one episode"):
+        trained.evaluate(0)
+
+
+def global_generators() -> list[Any]:
+    """Return the states of the generators that belong to nobody."""
+    return [pickle.dumps(np.random.get_state()), torch.get_rng_state(), random.getstate()]
+
+
+def test_global_generators_are_left_alone_and_do_not_matter() -> None:
+    states = []
+    for seed in (1, 2):
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        random.seed(seed)
+        before = global_generators()
+        agent = small_agent()
+        agent.learn(200, progress=False)
+        agent.evaluate(2)
+        after = global_generators()
+        assert_same(before, after)
+        states.append(agent.state_dict())
+    assert_same(states[0], states[1])
+
+
+def test_the_seed_alone_decides() -> None:
+    agents = [small_agent(seed=seed) for seed in (0, 0, 1)]
+    for agent in agents:
+        agent.learn(200, progress=False)
+    assert_same(agents[0].state_dict(), agents[1].state_dict())
+    assert not torch.equal(agents[0].weights, agents[2].weights)
+
+
+def test_torch_is_as_before_after_learning() -> None:
+    before = torch.get_num_threads(), bool(torch.tensor(1e-38) / 10 == 0)
+    with pytest.raises(KeyError), torch_for_learning(before[0] + 1):
+        assert torch.get_num_threads() == before[0] + 1
+        assert torch.tensor(1e-38) / 10 == 0
+        raise KeyError
+    assert before == (torch.get_num_threads(), bool(torch.tensor(1e-38) / 10 == 0))
+
+
+# Saving and loading
+
+
+def test_a_saved_agent_goes_on_exactly(trained: DQN, tmp_path: Path) -> None:
+    trained.save(tmp_path / "agent.pt")
+    loaded = DQN.load(tmp_path / "agent.pt")
+    assert_same(trained.state_dict(), loaded.state_dict())
+    assert vars(trained.config) == vars(loaded.config)
+    for agent in (trained, loaded):
+        agent.learn(150, progress=False)
+    assert_same(trained.state_dict(), loaded.state_dict())
+
+
+def test_load_finds_the_algorithm_of_a_file_and_of_a_directory(tmp_path: Path) -> None:
+    run_dir = str(tmp_path / "run")
+    result = train(small_agent(run_dir=run_dir, total_steps=200), progress=False)
+    result.agent.save(str(tmp_path / "agent.pt"))
+    for path in (tmp_path / "agent.pt", tmp_path / "run", run_dir, result.checkpoint):
+        assert path is not None
+        agent = rlbook.load(path)
+        assert isinstance(agent, DQN) and agent.global_step == 200
+        assert agent.config.run_dir is None  # a loaded agent never writes into a finished run
+        assert_same(agent.state_dict(), result.agent.state_dict())
+    DRQN("CartPole-v1", hidden=(8,)).save(tmp_path / "other.pt")
+    assert isinstance(rlbook.load(tmp_path / "other.pt"), DRQN)
+    with pytest.raises(ValueError, match=r"other\.pt holds a drqn agent: use rlbook\.load"):
+        DQN.load(tmp_path / "other.pt")
+
+
+def test_what_cannot_be_loaded_is_said(trained: DQN, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"There is no checkpoint .*none\.pt"):
+        rlbook.load(tmp_path / "none.pt")
+    with pytest.raises(ValueError, match=r"is not a run directory: it has no config\.yaml"):
+        rlbook.load(tmp_path)
+    (tmp_path / "config.yaml").write_text("algo: dqn\n")
+    with pytest.raises(ValueError, match="has no checkpoint yet: go on with `rlbook resume"):
+        rlbook.load(tmp_path)
+    content = trained.checkpoint()
+    for changed, said in (
+        ({**content, "algo": "dqm"}, "There is no algorithm 'dqm'. Did you mean 'dqn'"),
+        ({"agent": {}}, "is not an rlbook checkpoint"),
+        ({**content, "config": {**content["config"], "hidden": (8,)}}, "does not fit this dqn"),
+        ({**content, "config": {**content["config"], "gama": 1}}, "no setting 'gama'"),
+        ({**content, "agent": {"global_step": 0}}, "does not fit this dqn"),
+    ):
+        write_checkpoint(tmp_path / "changed.pt", changed)
+        with pytest.raises(ValueError, match=said):
+            rlbook.load(tmp_path / "changed.pt")
+
+
+def test_a_file_without_the_buffer_is_small_and_predicts(tmp_path: Path) -> None:
+    agents = [small_agent(checkpoint_replay=keep, buffer_size=50_000) for keep in (True, False)]
+    for agent, name in zip(agents, ("full.pt", "light.pt"), strict=True):
+        agent.learn(2_000, progress=False)
+        agent.save(tmp_path / name)
+    sizes = [(tmp_path / name).stat().st_size for name in ("full.pt", "light.pt")]
+    assert sizes[1] < sizes[0] / 4
+    light, obs = DQN.load(tmp_path / "light.pt"), np.full((3, 4), 0.01)
+    np.testing.assert_array_equal(light.q_values(obs), agents[0].q_values(obs))
+    assert len(light.replay) == 0
+    light.learn(100, progress=False)
+    assert light.updates > agents[0].updates
+
+
+def test_learning_twice_in_a_directory_is_one_run(tmp_path: Path) -> None:
+    agent = small_agent(run_dir=str(tmp_path / "run"), log_every=50)
+    agent.learn(100, progress=False)
+    agent.learn(100, progress=False)
+    assert rlbook.load(tmp_path / "run").global_step == 200
+    again = resume(tmp_path / "run", 300, progress=False)
+    assert [line["global_step"] for line in again.history] == [50, 100, 150, 200, 250, 300]
+
+
+# The registry
+
+
+def test_algorithms_stand_in_the_order_of_the_book() -> None:
+    places = [chapter_modules().index(name) for name in rlbook.ALGORITHMS]
+    assert places == sorted(places) and next(iter(rlbook.ALGORITHMS)) == "dqn"
+    assert rlbook.ALGORITHMS["dqn"] is DQN
+    for name, agent_class in rlbook.ALGORITHMS.items():
+        assert agent_class.name == name and agent_class.__module__ == f"rlbook.{name}"
+
+
+def test_an_agent_of_your_own_declares_itself_and_comes_last(tmp_path: Path) -> None:
+    try:
+
+        class Timid(DQN):
+            """Never explores."""
+
+            name: ClassVar[str] = "timid"
+
+            def act(self, obs: Any, state: Any, episode_start: Any, explore: bool) -> Any:
+                return super().act(obs, state, episode_start, explore=False)
+
+        class Nameless(DQN):
+            """A step on the way to another class: no algorithm of its own."""
+
+        assert list(rlbook.ALGORITHMS)[-1] == "timid" and Nameless not in REGISTRY.values()
+        assert find_algorithm("timid") is Timid and REGISTRY["dqn"] is DQN
+        result = train(Timid("CartPole-v1", **SMALL, total_steps=60), progress=False)
+        result.agent.save(tmp_path / "timid.pt")
+        assert isinstance(rlbook.load(tmp_path / "timid.pt"), Timid)
+    finally:
+        REGISTRY.pop("timid", None)
+
+
+def test_an_agent_must_say_how_it_acts_and_learns() -> None:
+    class Lazy(Agent):
+        config_class = DQN.config_class
+
+    with pytest.raises(TypeError, match="abstract"):
+        Lazy("CartPole-v1")  # type: ignore[abstract]
+
+
+def test_importing_the_package_does_not_wait_for_torch() -> None:
+    code = "import rlbook, sys; print('torch' in sys.modules, dir(rlbook))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("False") and "ALGORITHMS" in done.stdout
+    with pytest.raises(AttributeError, match="has no attribute 'lod'"):
+        _ = rlbook.lod

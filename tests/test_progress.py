@@ -1,0 +1,177 @@
+"""What the chapter on progress cannot test about itself: terminals, pipes, notebooks, signals."""
+
+import fcntl
+import io
+import os
+import re
+import signal
+import struct
+import sys
+import termios
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import nbclient
+import nbformat
+import numpy as np
+import pytest
+from helpers import CHILDREN, in_child
+
+from rlbook.dqn import DQN
+from rlbook.envs import Evaluation
+from rlbook.progress import Progress, catch_signals
+from rlbook.run import resume
+
+SMALL: dict[str, Any] = {
+    "env_id": "CartPole-v1",
+    "hidden": (16,),
+    "batch_size": 16,
+    "warmup_steps": 50,
+    "update_every": 1,
+    "eval_every": 500,
+    "eval_episodes": 1,
+}
+
+
+def learn_in_terminal(name: str) -> None:
+    """Learn with a terminal in the place of stderr."""
+    sys.stderr = os.fdopen(os.open(name, os.O_RDWR | os.O_NOCTTY), "w")
+    DQN(**SMALL).learn(2_000)
+
+
+def learn_in_pipe(out: Path, err: Path, run_dir: Path) -> None:
+    """Learn and resume with stdout and stderr in files."""
+    with open(out, "w") as sys.stdout, open(err, "w") as sys.stderr:
+        DQN(**SMALL, run_dir=str(run_dir)).learn(1_000)
+        resume(run_dir, 1_500)
+
+
+def test_in_a_terminal_a_bar_shows_step_evaluation_loss_and_speed(tmp_path: Path) -> None:
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 160, 0, 0))
+    pieces: list[bytes] = []
+
+    def read() -> None:
+        while True:
+            try:
+                piece = os.read(master, 4096)
+            except OSError:  # the other side is closed
+                return
+            if not piece:
+                return
+            pieces.append(piece)
+
+    process = CHILDREN.Process(target=learn_in_terminal, args=(os.ttyname(slave),))
+    process.start()
+    reader = threading.Thread(target=read)
+    reader.start()
+    process.join()
+    os.close(slave)
+    reader.join()
+    os.close(master)
+    assert process.exitcode == 0
+    text = b"".join(pieces).decode()
+    last = text.rstrip().split("\r")[-1]
+    assert text.count("\r") > 1, "the bar is drawn over itself"
+    for part in ("dqn", "2000/2000", "step/s", "loss=", "eval="):
+        assert part in last, f"{part} is not in {last!r}"
+    assert "100%" in last
+
+
+def test_in_a_pipe_each_evaluation_is_one_plain_line(tmp_path: Path) -> None:
+    out, err = tmp_path / "out", tmp_path / "err"
+    assert in_child(learn_in_pipe, out, err, tmp_path / "run") == 0
+    assert err.read_text() == ""
+    text = out.read_bytes().decode()
+    assert "\r" not in text
+    score = r"evaluation \d+\.\d ± \d+\.\d(?:, loss \S+)?"
+    line = rf"dqn: step ([\d,]+) of ([\d,]+), {score}, [\d,]+ steps/s"
+    found = [re.fullmatch(line, each) for each in text.splitlines()]
+    assert [each and each.groups() for each in found] == [
+        ("500", "1,000"),
+        ("1,000", "1,000"),
+        ("1,500", "1,500"),
+    ]
+
+
+def test_in_a_notebook_one_plain_line_stays_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "1")
+    source = f"from rlbook.dqn import DQN\nagent = DQN(**{SMALL!r})\nresult = agent.learn(1_000)"
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+    client = nbclient.NotebookClient(
+        notebook,
+        kernel_name="python3",
+        timeout=600,
+        resources={"metadata": {"path": str(tmp_path)}},
+    )
+    client.execute()
+    outputs = notebook.cells[0].outputs
+    assert [output.output_type for output in outputs] == ["display_data"], outputs
+    assert list(outputs[0].data) == ["text/plain"], "a widget would need its Javascript"
+    last = r"dqn: 1,000 steps in [\d.]+ s \([\d,]+ steps/s\), evaluation \d+\.\d"
+    assert re.fullmatch(last, outputs[0].data["text/plain"])
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_resumed_run_does_not_count_the_steps_of_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    progress = Progress("dqn", 0, 1_000_000, enabled=True)
+    progress.start_at(900_000)
+    progress.shown = 0.0  # as if a tenth of a second had passed
+    time.sleep(0.11)
+    progress.step(900_001, {"loss": 0.5})
+    assert progress.bar is not None
+    facts = progress.bar.format_dict
+    assert facts["n"] == 900_001 and facts["initial"] == 900_000
+    assert facts["rate"] is None or facts["rate"] < 100
+    progress.close(900_001)
+
+
+def test_an_agent_without_a_loss_can_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    progress = Progress("mine", 0, 10, enabled=True)
+    progress.shown = 0.0
+    progress.step(5, {"q_mean": 1.0})
+    progress.close(10)
+    assert "loss" not in progress.notes
+
+
+def test_switched_off_it_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress("dqn", 0, 10, enabled=False)
+    progress.shown = 0.0
+    progress.step(5, {"loss": 1.0})
+    progress.evaluated(5, Evaluation(np.ones(2), np.ones(2, dtype=np.int64)))
+    progress.close(10)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_first_signal_is_kept_and_the_second_stops_at_once() -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), catch_signals() as caught:
+        signal.raise_signal(signal.SIGTERM)
+        assert caught == [signal.SIGTERM]
+        signal.raise_signal(signal.SIGINT)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_a_run_in_another_thread_leaves_signals_alone() -> None:
+    before, seen = signal.getsignal(signal.SIGINT), []
+
+    def inside() -> None:
+        with catch_signals() as caught:
+            seen.append((signal.getsignal(signal.SIGINT), list(caught)))
+
+    thread = threading.Thread(target=inside)
+    thread.start()
+    thread.join()
+    assert seen == [(before, [])]

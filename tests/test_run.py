@@ -1,0 +1,463 @@
+"""What the chapter of the run cannot test about itself: kills, full disks, bad numbers."""
+
+import errno
+import json
+import math
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from helpers import assert_same, assert_same_run, in_child, newest, run_until
+
+from rlbook.agent import Transition
+from rlbook.checkpoint import CheckpointDirectory, CheckpointError, read_checkpoint
+from rlbook.dqn import DQN
+from rlbook.progress import Interrupted, RunFailed
+from rlbook.run import RunDirectory, RunResult, crosses, resume, train
+from rlbook.settings import read_settings
+
+SMALL: dict[str, Any] = {
+    "env_id": "CartPole-v1",
+    "hidden": (16,),
+    "batch_size": 16,
+    "warmup_steps": 100,
+    "update_every": 4,
+    "total_steps": 900,
+    "checkpoint_every": 250,
+    "eval_every": 300,
+    "eval_episodes": 2,
+    "log_every": 50,
+    "seed": 3,
+}
+# 250 is not a multiple of three environments, so checkpoints come a step late and differently.
+SEVERAL: dict[str, Any] = {"num_envs": 3, "n_step": 3, "lr_decay_from": 0.5}
+KINDS = pytest.mark.parametrize("extra", [{}, SEVERAL], ids=["plain", "several"])
+
+
+def run_whole(path: Path, **extra: Any) -> RunResult:
+    """Train without any interruption."""
+    return train(DQN(**{**SMALL, "run_dir": str(path), **extra}), progress=False)
+
+
+def run_disturbed(path: Path, step: int, disturb: Callable[[], object], **extra: Any) -> None:
+    """Train, and let something happen after a step was stored and before it is learned from."""
+    agent = DQN(**{**SMALL, "run_dir": str(path), **extra})
+    observe = agent.observe
+
+    def observe_and_disturb(transition: Transition) -> None:
+        observe(transition)
+        if crosses(agent.global_step, agent.config.num_envs, step) and agent.global_step < 2 * step:
+            disturb()
+
+    agent.observe = observe_and_disturb  # type: ignore[method-assign]
+    train(agent, progress=False)
+
+
+class PowerCut(Exception):
+    """Stands for a process that ends without a word."""
+
+
+def cut_power() -> None:
+    raise PowerCut
+
+
+# Stopped and resumed
+
+
+@KINDS
+def test_a_run_killed_at_three_random_moments_ends_as_one_left_alone(
+    extra: dict[str, Any], tmp_path: Path
+) -> None:
+    def settings(name: str) -> dict[str, Any]:
+        return {**SMALL, **extra, "run_dir": str(tmp_path / name)}
+
+    note = tmp_path / "calls"
+    assert in_child(run_until, None, DQN, settings("whole"), note) == 0
+    calls = int(note.read_text())
+    note.unlink()
+    # Three times 0.3 is less than the whole, so each kill meets a run that is still going on.
+    moments = [random.randrange(calls // 50, 3 * calls // 10) for _ in range(3)]
+    try:
+        for moment in moments:
+            assert in_child(run_until, moment, DQN, settings("killed"), note) == -signal.SIGKILL
+        assert not note.exists()
+        assert in_child(run_until, None, DQN, settings("killed"), note) == 0
+        assert_same_run(tmp_path / "whole", tmp_path / "killed")
+    except AssertionError as error:
+        raise AssertionError(f"killed at the calls {moments} of {calls}: {error}") from error
+
+
+@KINDS
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_in_the_middle_of_a_segment_loses_nothing(
+    number: signal.Signals, extra: dict[str, Any], tmp_path: Path
+) -> None:
+    whole = run_whole(tmp_path / "whole", **extra)
+    path = tmp_path / "stopped"
+    with pytest.raises(Interrupted) as stopped:
+        run_disturbed(path, 620, lambda: signal.raise_signal(number), **extra)
+    assert stopped.value.signal_number == number
+    step = newest(path)["agent"]["global_step"]
+    assert 620 <= step < 623
+    advice = rf"^Stopped at step {step}\. Go on from .*step_0+{step}\.pt with `rlbook resume .*`\.$"
+    assert re.match(advice, str(stopped.value))
+    again = resume(path, progress=False)
+    assert_same_run(tmp_path / "whole", path)
+    assert_same(whole.agent.state_dict(), again.agent.state_dict())
+    assert whole.history == again.history and whole.metrics == again.metrics
+
+
+def test_a_stop_right_at_a_checkpoint_or_at_the_end_loses_nothing(tmp_path: Path) -> None:
+    run_whole(tmp_path / "whole")
+    for step in (500, 900):
+        path = tmp_path / f"stopped {step}"
+        with pytest.raises(Interrupted, match=f"step {step}"):
+            run_disturbed(path, step, lambda: signal.raise_signal(signal.SIGTERM))
+        resume(path, progress=False)
+        assert_same_run(tmp_path / "whole", path)
+
+
+def test_a_crash_before_the_first_checkpoint_starts_again(tmp_path: Path) -> None:
+    run_whole(tmp_path / "whole")
+    with pytest.raises(PowerCut):
+        run_disturbed(tmp_path / "cut", 240, cut_power)
+    assert (tmp_path / "cut" / "metrics.jsonl").stat().st_size > 0
+    resume(tmp_path / "cut", progress=False)
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_a_run_without_a_directory_says_that_nothing_was_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    agent = DQN(**SMALL)
+    monkeypatch.setattr(agent, "observe", lambda _: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(Interrupted, match=r"^Stopped at step 1\. Nothing was written"):
+        train(agent, progress=False)
+
+
+def test_sigterm_through_the_shell_stops_and_resumes(tmp_path: Path) -> None:
+    path = tmp_path / "shell"
+    flags = [
+        f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items() if name != "hidden"
+    ]
+    command = [sys.executable, "-m", "rlbook.cli", "train", "dqn", "--hidden", "16", *flags]
+    endless = [*command, "--total-steps", "10000000", "--run-dir", str(path)]
+    with subprocess.Popen(
+        endless, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as process:
+        metrics = path / "metrics.jsonl"
+        while not (metrics.exists() and metrics.read_bytes().count(b"\n") > 8):
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        _, complaint = process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert re.fullmatch(
+        r"Stopped at step [\d,]+\. Go on from .* with `rlbook resume .*`\.\n", complaint
+    )
+    step = newest(path)["agent"]["global_step"]
+    total = step + 333
+    resume(path, total, progress=False)
+    run_whole(tmp_path / "whole", total_steps=total)
+    assert_same_run(tmp_path / "whole", path)
+
+
+# Resuming what needs no resuming, longer, damaged
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+    whole = run_whole(tmp_path / "a")
+    before = (tmp_path / "a" / "metrics.jsonl").read_bytes(), newest(tmp_path / "a")
+    again = resume(tmp_path / "a", progress=False)
+    assert before[0] == (tmp_path / "a" / "metrics.jsonl").read_bytes()
+    assert_same(before[1], newest(tmp_path / "a"))
+    assert again.metrics == whole.metrics and again.checkpoint == whole.checkpoint
+
+
+@pytest.mark.parametrize("first", [600, 655])
+def test_a_longer_run_is_the_run_that_was_longer_from_the_start(tmp_path: Path, first: int) -> None:
+    run_whole(tmp_path / "whole")
+    short = run_whole(tmp_path / "longer", total_steps=first)
+    assert short.metrics["global_step"] == first
+    longer = resume(tmp_path / "longer", 900, progress=False)
+    assert read_settings(tmp_path / "longer" / "config.yaml")["total_steps"] == 900
+    whole = newest(tmp_path / "whole")
+    if first % 300 == 0:
+        assert_same_run(tmp_path / "whole", tmp_path / "longer")
+    else:  # the short run ended with an evaluation of its own, and that is all
+        extra = [line for line in longer.history if line["global_step"] == first]
+        assert len(extra) == 1 and "eval_return_mean" in extra[0]
+        assert_same(whole["agent"], newest(tmp_path / "longer")["agent"])
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped"])
+def test_a_damaged_newest_checkpoint_is_passed_over_and_the_end_is_the_same(
+    tmp_path: Path, damage: str
+) -> None:
+    run_whole(tmp_path / "whole")
+    with pytest.raises(PowerCut):
+        run_disturbed(tmp_path / "hurt", 700, cut_power)
+    path = CheckpointDirectory(tmp_path / "hurt" / "checkpoints").paths()[-1]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data[: len(data) // 2] if damage == "cut" else data)
+    with pytest.warns(UserWarning, match=r"step_0+500\.pt is damaged.* the one before"):
+        resume(tmp_path / "hurt", progress=False)
+    assert_same_run(tmp_path / "whole", tmp_path / "hurt")
+
+
+def test_without_its_buffer_a_run_resumes_and_learns(tmp_path: Path) -> None:
+    with pytest.raises(PowerCut):
+        run_disturbed(tmp_path / "light", 700, cut_power, checkpoint_replay=False)
+    stored = newest(tmp_path / "light")["agent"]
+    assert "replay" not in stored and stored["global_step"] == 500
+    again = resume(tmp_path / "light", progress=False)
+    assert again.agent.global_step == 900
+    assert len(again.agent.replay) == 400  # type: ignore[attr-defined]
+    assert again.agent.updates > stored["updates"] + 80
+    weights = again.agent.state_dict()["online"]
+    assert any(not torch.equal(weights[name], stored["online"][name]) for name in weights)
+
+
+def test_evaluating_more_often_changes_no_weight(tmp_path: Path) -> None:
+    states = [
+        train(DQN(**{**SMALL, "eval_every": every}), progress=False).agent.state_dict()
+        for every in (0, 70, 300)
+    ]
+    assert_same(states[0], states[1])
+    assert_same(states[0], states[2])
+
+
+def test_metrics_that_somebody_cut_do_not_stop_a_resume(tmp_path: Path) -> None:
+    with pytest.raises(PowerCut):
+        run_disturbed(tmp_path / "a", 700, cut_power)
+    (tmp_path / "a" / "metrics.jsonl").unlink()
+    again = resume(tmp_path / "a", progress=False)
+    assert again.history[0]["global_step"] == 550
+    assert again.agent.global_step == 900
+
+
+def test_the_metrics_are_one_object_a_line_and_in_order(tmp_path: Path) -> None:
+    result = run_whole(tmp_path / "a")
+    lines = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").open()]
+    assert lines == result.history
+    steps = [line["global_step"] for line in lines]
+    assert steps == sorted(steps)
+    evaluated = [line["global_step"] for line in lines if "eval_return_mean" in line]
+    assert evaluated == [300, 600, 900]
+    assert all("eval_return_std" in line for line in lines if "eval_return_mean" in line)
+    assert result.metrics["eval_return_mean"] == lines[-1]["eval_return_mean"]
+    assert all(math.isfinite(value) for line in lines for value in line.values())
+
+
+def test_a_directory_that_holds_a_run_is_left_alone(tmp_path: Path) -> None:
+    run_whole(tmp_path / "a", total_steps=300)
+    before = {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match="already holds a run: go on with `rlbook resume"):
+        run_whole(tmp_path / "a")
+    after = {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()}
+    assert before == after
+
+
+@pytest.mark.parametrize("what", ["nothing", "saved by hand", "another algorithm"])
+def test_what_cannot_be_resumed_is_said(tmp_path: Path, what: str) -> None:
+    if what == "nothing":
+        with pytest.raises(ValueError, match=r"is not a run directory: it has no config\.yaml"):
+            resume(tmp_path, progress=False)
+        return
+    result = run_whole(tmp_path / "a", total_steps=300)
+    assert result.checkpoint is not None
+    if what == "saved by hand":
+        result.agent.save(result.checkpoint)
+        message = "was saved by hand and is not a moment of a run"
+    else:
+        config = tmp_path / "a" / "config.yaml"
+        config.write_text(config.read_text().replace("algo: dqn", "algo: drqn"))
+        message = "holds a dqn agent, but the run is drqn"
+    with pytest.raises(ValueError, match=message):
+        resume(tmp_path / "a", progress=False)
+
+
+@pytest.mark.parametrize("every", [0, 1, 3, 7])
+def test_multiples_are_crossed_once_each(every: int) -> None:
+    for advance in (1, 2, 5, 9):
+        for step in range(advance, 60, advance):
+            passed = [n for n in range(step - advance + 1, step + 1) if every and n % every == 0]
+            assert crosses(step, advance, every) == bool(passed)
+
+
+# A full disk
+
+
+@pytest.mark.parametrize("failing", ["checkpoint", "metrics"])
+def test_a_full_disk_leaves_the_previous_checkpoint_usable(
+    tmp_path: Path, failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_whole(tmp_path / "whole")
+    full = OSError(errno.ENOSPC, "No space left on device")
+    save, append = torch.save, RunDirectory.append
+
+    def save_half(content: dict[str, Any], file: Any) -> None:
+        if content["agent"]["global_step"] >= 500:
+            file.write(b"half of it")
+            raise full
+        save(content, file)
+
+    def append_half(self: RunDirectory, line: dict[str, float], tensorboard: bool = False) -> None:
+        if line["global_step"] >= 400:
+            with open(self.metrics_path, "a") as file:
+                file.write('{"global_st')
+            raise full
+        append(self, line, tensorboard)
+
+    with monkeypatch.context() as patch:
+        if failing == "checkpoint":
+            patch.setattr(torch, "save", save_half)
+        else:
+            patch.setattr(RunDirectory, "append", append_half)
+        with pytest.raises((CheckpointError, OSError)) as failure:
+            run_whole(tmp_path / "full")
+    if failing == "checkpoint":
+        said = r"^Could not write .*step_0+500\.pt: No space left on device\. "
+        assert re.match(said + r"Older checkpoints are untouched\.$", str(failure.value))
+    names = [path.name for path in (tmp_path / "full" / "checkpoints").iterdir()]
+    assert names == ["step_000000000250.pt"]
+    resume(tmp_path / "full", progress=False)
+    assert_same_run(tmp_path / "whole", tmp_path / "full")
+
+
+# Numbers that are not finite
+
+
+def test_a_loss_that_is_not_finite_names_the_step_and_the_last_good_checkpoint(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(RunFailed) as failure:
+        run_whole(tmp_path / "a", warmup_steps=300, lr=1e30)
+    found = re.fullmatch(
+        r"The run stopped at step (\d+) because the loss of update (\d+) is (inf|nan)\. "
+        r"A lower learning rate may help\. Go on from (\S+) with `rlbook resume \S+`\.",
+        str(failure.value),
+    )
+    assert found is not None, failure.value
+    assert 300 < int(found[1]) < 500 and int(found[2]) == (int(found[1]) - 300) // 4
+    content = read_checkpoint(Path(found[4]))
+    assert content["agent"]["global_step"] == 250
+    assert all(torch.isfinite(part).all() for part in content["agent"]["online"].values())
+    text = (tmp_path / "a" / "metrics.jsonl").read_text()
+    assert "NaN" not in text and "Infinity" not in text
+
+
+def test_a_loss_that_is_not_finite_without_a_checkpoint_says_so(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match=r"Without a checkpoint, `rlbook resume .*` starts again"):
+        run_whole(tmp_path / "a", lr=1e30)
+    with pytest.raises(RunFailed, match="Nothing was written, since the run has no run_dir"):
+        train(DQN(**{**SMALL, "lr": 1e30}), progress=False)
+
+
+class Broken(gym.Env[np.ndarray, Any]):
+    """Episodes of five steps; at some step something is not a number that can be learned from."""
+
+    observation_space = gym.spaces.Box(-1e3, 1e3, (2,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, what: str, at: int, value: float) -> None:
+        self.what, self.at, self.value, self.count, self.time = what, at, value, 0, 0
+
+    def observe(self, what: str) -> np.ndarray:
+        broken = what == self.what and self.count >= self.at
+        return np.full(2, self.value if broken else 0.5, np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.time = 0
+        return self.observe("first observation"), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.count += 1
+        self.time += 1
+        reward = self.value if self.what == "reward" and self.count >= self.at else 1.0
+        return self.observe("observation"), reward, False, self.time == 5, {}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def broken_environment() -> Iterator[None]:
+    gym.register("test/Broken-v0", f"{__name__}:Broken", disable_env_checker=True)
+    yield
+    del gym.registry["test/Broken-v0"]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("what", ["reward", "observation", "first observation"])
+def test_numbers_of_the_environment_that_are_not_finite_name_the_step(
+    what: str, value: float
+) -> None:
+    kwargs = {"what": what, "at": 20, "value": value}
+    agent = DQN("test/Broken-v0", env_kwargs=kwargs, eval_every=0, warmup_steps=1_000)
+    word = what.split()[-1]
+    with pytest.raises(ValueError, match=rf"returned a {word} that is not finite, step 19\.$"):
+        agent.learn(100, progress=False)
+    assert agent.global_step == 19  # the step that brought it was not learned from
+    assert np.isfinite(agent.replay.rows["reward"]).all()
+
+
+def test_a_first_observation_that_is_not_finite_is_found_before_it_is_acted_on() -> None:
+    kwargs = {"what": "first observation", "at": 0, "value": math.nan}
+    agent = DQN("test/Broken-v0", env_kwargs=kwargs, eval_every=0)
+    with pytest.raises(ValueError, match=r"an? observation that is not finite, step 0\.$"):
+        agent.learn(100, progress=False)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+def test_rewards_too_large_for_a_network_stop_the_run() -> None:
+    kwargs = {"what": "reward", "at": 50, "value": 1e300}
+    settings = {**SMALL, "env_id": "test/Broken-v0", "env_kwargs": kwargs, "eval_every": 0}
+    with pytest.raises(RunFailed, match=r"stopped at step \d+ because the loss .* is (inf|nan)"):
+        train(DQN(**settings), progress=False)
+
+
+# TensorBoard
+
+
+def scalars(path: Path, name: str) -> list[tuple[int, float]]:
+    """Read what TensorBoard would draw."""
+    from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
+        EventAccumulator,
+    )
+
+    accumulator = EventAccumulator(str(path / "tensorboard"))
+    accumulator.Reload()
+    return [(event.step, event.value) for event in accumulator.Scalars(name)]
+
+
+def test_tensorboard_shows_the_metrics_once_also_after_a_resume(tmp_path: Path) -> None:
+    with pytest.raises(PowerCut):
+        run_disturbed(tmp_path / "a", 620, cut_power, tensorboard=True)
+    assert len(scalars(tmp_path / "a", "q_mean")) == 10  # 150, 200, ... 600
+    result = resume(tmp_path / "a", progress=False)
+    for name in ("q_mean", "loss", "eval_return_mean", "updates"):
+        wanted = [(line["global_step"], line[name]) for line in result.history if name in line]
+        found = scalars(tmp_path / "a", name)
+        assert [step for step, _ in found] == [step for step, _ in wanted]
+        np.testing.assert_allclose([v for _, v in found], [v for _, v in wanted], rtol=1e-6)
+
+
+def test_without_tensorboard_one_sentence_comes_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ValueError, match=r"^TensorBoard is not installed: `pip install .*\.$"):
+        run_whole(tmp_path / "a", tensorboard=True)
+    assert not (tmp_path / "a").exists()
