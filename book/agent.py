@@ -112,6 +112,7 @@ from rlbook.settings import Config, make_config
 
 if TYPE_CHECKING:  # the loop is the next chapter: it needs the agent, and `learn` needs the loop
     from rlbook.run import RunDirectory, RunResult
+
 # %% [markdown]
 # ## What passes between loop and agent
 #
@@ -149,6 +150,7 @@ class UpdateResult:
 
     loss: float
     metrics: dict[str, float]
+
 # %% [markdown]
 # ## Which algorithms there are
 #
@@ -184,6 +186,7 @@ def find_algorithm(name: str) -> type["Agent"]:
         hint = nearest(name, list(known)) or f" There are: {', '.join(known)}."
         raise ValueError(f"There is no algorithm {name!r}.{hint}")
     return known[name]
+
 # %%
 import rlbook.agent
 
@@ -227,6 +230,7 @@ def check_spaces(agent: "Agent") -> None:
         f"{found[1]} actions ({agent.action_space}), but {agent.name} needs {agent.observations} "
         f"observations and {agent.actions} actions: {hint}."
     )
+
 # %%
 assert observation_kind(gym.spaces.Box(-1, 1, (4,))) == "vector"
 assert observation_kind(gym.spaces.Box(0, 255, (3, 64, 64), np.uint8)) == "image"
@@ -275,6 +279,7 @@ def find_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"There is no device {name!r} here: use 'cpu'.") from error
     return device
+
 # %%
 torch.manual_seed(5)
 expected = torch.rand(1)
@@ -460,6 +465,7 @@ class Agent(ABC):
         if not isinstance(agent, cls):
             raise ValueError(f"{path} holds a {agent.name} agent: use rlbook.load.")
         return agent
+
 # %% [markdown]
 # ## A whole algorithm in twenty lines
 #
@@ -607,6 +613,7 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> Agent:
     if newest is None:
         raise ValueError(f"{path} has no checkpoint yet: go on with `rlbook resume {path}`.")
     return restore(newest[1], newest[0], device)
+
 # %%
 import tempfile
 
