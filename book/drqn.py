@@ -12,7 +12,22 @@
 # ---
 
 # %% [markdown]
-# # DRQN
+# # DRQN: an agent that remembers
+#
+# A Q-network sees one observation at a time. Where one observation does not tell all, no amount of
+# training helps it. In this chapter you give DQN a memory: an LSTM between the observations and the
+# values, a replay buffer that keeps pieces of episodes instead of single steps, and a loss over
+# sequences. At the end an agent that sees neither speed of the cart nor speed of the pole balances
+# it, and you can read the hidden speeds off its memory.
+#
+# | | |
+# |---|---|
+# | paper | Hausknecht & Stone, *Deep Recurrent Q-Learning for Partially Observable MDPs*, 2015 |
+# | observations | vectors that need not tell all |
+# | actions | discrete |
+# | on- or off-policy | off-policy, learning from replay |
+# | same as [DQN](dqn.ipynb) | ε-greedy exploring, target network, Double, n-step, loss of a step |
+# | different | an LSTM in the network, chunks of episodes in the buffer |
 
 # %%
 #| export
@@ -41,8 +56,119 @@ from rlbook.replay import ReplayBuffer
 from rlbook.run import RunResult, train
 from rlbook.settings import Config, setting
 
+# %%
+from time import thread_time
+
+import matplotlib.pyplot as plt
+
+import rlbook.drqn as finished
+from rlbook.dqn import DQN
+from rlbook.envs import evaluate, make_env
+from rlbook.figures import (
+    COLORS,
+    PALETTE,
+    filmstrip,
+    load_result,
+    pick_frames,
+    plot_band,
+    use_style,
+)
+from rlbook.settings import find_config, read_settings
+
+use_style()
+torch.set_num_threads(1)  # small networks: more threads only wait for each other
+
+# %% [markdown]
+# This is what the memory buys, on CartPole with both velocities hidden. Each curve is the mean of
+# five seeds with its 95 % interval; the commands that made them stand in the files.
+
+# %% tags=["hide-input"]
+figure, ax = plt.subplots()
+for algo, file in (("dqn", "drqn_masked_cartpole_dqn"), ("drqn", "drqn_masked_cartpole")):
+    result = load_result(f"results/{file}.json")
+    run = result["runs"][algo]
+    plot_band(ax, run["steps"], run["returns"], algo.upper(), COLORS[algo])
+    print(result["command"])
+ax.set(xlabel="environment steps", ylabel="undiscounted return", title=result["env_id"])
+ax.set_ylim(0, 520)
+ax.legend()
+plt.show()
+
+# %% [markdown]
+# ## The problem
+#
+# The *T-maze* is the smallest place where memory is everything. You stand at the start of a
+# corridor; a cue, −1 or 1, is visible there and nowhere else. At the far end you turn left or
+# right, and only the turn that the cue named pays 1. The chapter on [environments](envs.ipynb)
+# builds it.
+
+# %%
+env = make_env("rlbook/TMaze-v0", {"length": 3})
+obs, _ = env.reset(seed=0)
+print("start   ", obs)
+for place in ("corridor", "corridor", "junction"):
+    obs, reward, terminated, truncated, _ = env.step(env.action_space.n - 1)  # forward
+    print(place, obs)
+
+# %% [markdown]
+# At the junction both cues look alike. A policy that only sees the junction turns the same way, or
+# with the same odds, whichever the cue was, and cues are fair:
+#
+# $$P(\text{success}) = \tfrac12\, P(\text{left}) + \tfrac12\, P(\text{right}) = \tfrac12.$$
+#
+# DQN can do no better. To see that it does no worse either, let it learn, then test it once with
+# each cue: an episode of the T-maze has no other chance in it, so two episodes are all there are.
+
+# %%
+class FixedCue(gym.Wrapper[np.ndarray, Any, np.ndarray, Any]):
+    """A T-maze whose cue is chosen by hand."""
+
+    def __init__(self, length: int, cue: int) -> None:
+        super().__init__(make_env("rlbook/TMaze-v0", {"length": length}))
+        self.chosen = cue
+
+    def reset(self, **keywords: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        """Start an episode with the chosen cue."""
+        self.env.reset(**keywords)
+        maze: Any = self.env.unwrapped
+        maze.cue = self.chosen
+        return maze.observe(), {}
+
+
+def success(agent: Agent, length: int = 10) -> float:
+    """Return the share of the two cues after which the greedy agent turns the right way."""
+    return evaluate(agent.greedy, [FixedCue(length, cue) for cue in (-1, 1)], seed=0).mean
+
+
+def shipped(algo: str, name: str, **changes: Any) -> dict[str, Any]:
+    """Return the settings of a config that comes with the book, with some changed."""
+    settings = {**read_settings(find_config(name, algo)), **changes}
+    del settings["algo"]
+    return settings
+
+
+budget = {"total_steps": 16_000, "gamma": 0.98, "epsilon_floor": 0.05, "epsilon_steps": 6_400}
+maze = {"env_id": "rlbook/TMaze-v0", "env_kwargs": {"length": 10}, "observation_scale": ()}
+forgetful = DQN(**shipped("dqn", "cartpole", **maze, **budget, n_step=1, lr_decay_from=1.0))
+forgetful.learn(16_000)
+print(f"DQN turns the right way in {success(forgetful):.0%} of the two cases")
+assert success(forgetful) == 0.5
+
 # %% [markdown]
 # ## The model
+#
+# An LSTM carries two vectors from step to step: the *cell* $c_t$, which is what it remembers, and
+# the *hidden state* $h_t$, which is what it says. Three gates between 0 and 1 decide what is
+# forgotten, written and said:
+#
+# $$f, i, o = \sigma(W x_t + U h_{t-1} + b), \qquad
+#   c_t = f \odot c_{t-1} + i \odot \tanh(W_c x_t + U_c h_{t-1} + b_c), \qquad
+#   h_t = o \odot \tanh c_t.$$
+#
+# The network is an encoder (the layers of DQN), one LSTM, and a linear head that turns $h_t$ into
+# the value of each action. Two rules make it an agent's memory. At the start of an episode it is
+# zero. And it must be zeroed wherever an episode starts *inside* a sequence, too; between two such
+# places the whole piece is one fast call of `nn.LSTM`.
 
 # %%
 #| export
@@ -71,7 +197,7 @@ class LSTMQNetwork(nn.Module):
         """Run the LSTM over (time, batch, inputs); return its outputs and the memory at the end."""
         encoded, outputs = self.encoder(obs), []
         starts = episode_start.any(dim=1).nonzero().flatten().tolist()  # times with a reset
-        for first, last in pairwise([0, *(time for time in starts if time), len(obs)]):
+        for first, last in pairwise(sorted({0, *starts, len(obs)})):
             if first in starts:
                 state = self.reset_state(state, episode_start[first])
             memory = state[0].unsqueeze(0), state[1].unsqueeze(0)  # the LSTM may have many layers
@@ -91,7 +217,50 @@ class LSTMQNetwork(nn.Module):
 
 
 # %% [markdown]
+# By hand: an LSTM of one unit that latches. Its input is 1 when a cue shows and else 0. The input
+# gate is open only with a cue, $i = \sigma(20x - 10)$; it then writes $\tanh(9x) \approx 1$; the
+# forget gate keeps everything, $f = \sigma(10) \approx 1$; and the output gate is open too. So from
+# the cue on the cell is 1 and the hidden state $\tanh 1 = 0.76$, until the episode ends.
+
+# %%
+latch = LSTMQNetwork(inputs=1, actions=1, hidden=(), units=1)
+with torch.no_grad():
+    for weight in latch.lstm.parameters():
+        weight.zero_()
+    latch.lstm.weight_ih_l0[:, 0] = torch.tensor([20.0, 0.0, 9.0, 0.0])  # i, f, what to write, o
+    latch.lstm.bias_ih_l0[:] = torch.tensor([-10.0, 10.0, 0.0, 10.0])
+
+cue = torch.tensor([0.0, 1.0, 0.0, 0.0, 0.0, 0.0]).view(6, 1, 1)  # (time, batch, inputs)
+starts = torch.tensor([True, False, False, False, True, False]).view(6, 1)
+with torch.no_grad():
+    output, _ = latch.unroll(cue, latch.initial_state(1), starts)
+print(output.flatten().numpy().round(2))
+assert np.allclose(output.flatten(), [0, 0.76, 0.76, 0.76, 0, 0], atol=0.01)
+
+# %% [markdown]
+# The fast path must equal the slow one. `act` takes one step and knows nothing of the future;
+# `q_values_sequence` sees the whole chunk. Random numbers with random episode starts must give the
+# same values both ways:
+
+# %%
+network = LSTMQNetwork(inputs=3, actions=2, hidden=(8,), units=4)
+obs, starts = torch.randn(20, 5, 3), torch.rand(20, 5) < 0.1
+with torch.no_grad():
+    whole = network.q_values_sequence(obs, network.initial_state(5), starts)  # (20, 5, 2)
+    state, steps = network.initial_state(5), []
+    for x, start in zip(obs, starts, strict=True):
+        q, state = network.act(x, state, start)
+        steps.append(q)
+assert torch.allclose(whole, torch.stack(steps), atol=1e-6)
+
+# %% [markdown]
 # ## The buffer
+#
+# A single transition no longer teaches: the value of its observation depends on what came before.
+# So the buffer keeps *chunks*, pieces of at most `length` steps of one episode. A chunk is one row
+# of bytes, as a transition is in [replay](replay.ipynb), so that drawing a batch is still one
+# gather. Because the observation after a step is the one before the next, a chunk needs just one
+# observation more than it has steps. The memory before its first step lies beside it.
 
 # %%
 #| export
@@ -112,6 +281,21 @@ def chunk_dtype(inputs: int, units: int, length: int) -> np.dtype:
     return np.dtype(fields, align=True)
 
 
+# %% [markdown]
+# A chunk never crosses the end of an episode: it closes when it is full or when its episode ends,
+# whichever comes first. A short episode is kept; what is missing is *padded* with zeros, and a mask
+# says so. That makes every chunk a single call of the LSTM.
+#
+# n-step returns fit in as well. Within a chunk that starts at step 0 and has its last observation
+# at $L$, the return of step $t$ looks $k = \min(n, L - t)$ steps ahead:
+#
+# $$G_t = \sum_{j=0}^{k-1} \gamma^j r_{t+j}, \qquad
+#   y_t = G_t + \gamma^k \max_a Q(o_{t+k}, a)\,[\text{not terminated}].$$
+#
+# Near the end of the chunk the return is shorter, never wrong: it bootstraps at $o_L$ with the
+# discount of the steps actually taken, and only a *terminated* episode has no value there. The
+# buffer computes this once, when a chunk closes.
+
 # %%
 #| export
 def n_step_chunks(rows: np.ndarray, n: int, gamma: float) -> np.ndarray:
@@ -129,6 +313,24 @@ def n_step_chunks(rows: np.ndarray, n: int, gamma: float) -> np.ndarray:
     rows["bootstrap"] = bootstrap
     return rows
 
+
+# %% [markdown]
+# By hand: three steps that pay 1 each, $n = 2$ and $\gamma = 0.5$. Steps 0 and 1 sum two rewards,
+# $1 + 0.5 = 1.5$, and bootstrap two observations later with $0.25$. Step 2 has one reward left, and
+# bootstraps at the last observation with $0.5$. If the episode terminated there, steps 1 and 2 have
+# no value to bootstrap from.
+
+# %%
+rows = np.zeros(1, chunk_dtype(inputs=1, units=1, length=4))
+rows["mask"][0, :3], rows["reward"][0, :3], rows["terminated"][0, 2] = True, 1.0, True
+chunk = n_step_chunks(rows, n=2, gamma=0.5)[0]
+assert chunk["reward"][:3].tolist() == [1.5, 1.5, 1.0]
+assert chunk["discount"][:3].tolist() == [0.25, 0.25, 0.5]
+assert chunk["bootstrap"][:3].tolist() == [2, 3, 3]
+assert chunk["terminated"][:3].tolist() == [False, True, True]
+
+# %% [markdown]
+# Networks read time first, so a batch is turned round when it becomes tensors: a view, not a copy.
 
 # %%
 #| export
@@ -158,6 +360,10 @@ class Chunks:
         moved = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
         return dataclasses.replace(self, state=tuple(p.to(device) for p in self.state), **moved)
 
+
+# %% [markdown]
+# Each environment fills an open chunk of its own. `append` takes one step of all of them; the
+# memory that it is given is the one *before* the step, and only an empty chunk keeps it.
 
 # %%
 #| export
@@ -189,9 +395,8 @@ class RecurrentReplayBuffer:
         state: tuple[np.ndarray, np.ndarray],  # (num_envs, units), before this step
     ) -> None:
         """Store one step of each environment; a chunk closes when full or when its episode ends."""
+        self.begin(episode_start, state)
         chunk, now = self.open, (np.arange(len(self.open)), self.filled.copy())
-        empty = self.filled == 0
-        chunk["hidden"][empty], chunk["cell"][empty] = state[0][empty], state[1][empty]
         chunk["obs"][now], chunk["action"][now], chunk["reward"][now] = obs, action, reward
         chunk["terminated"][now], chunk["episode_start"][now] = terminated, episode_start
         chunk["mask"][now] = True
@@ -201,6 +406,14 @@ class RecurrentReplayBuffer:
         complete = np.flatnonzero(ended | (self.filled == self.length))
         if len(complete):
             self.close(complete, ended[complete])
+
+    def begin(self, episode_start: np.ndarray, state: tuple[np.ndarray, np.ndarray]) -> None:
+        """Keep the memory that a new chunk starts from; an episode that was left is cut off."""
+        left = np.flatnonzero(episode_start & (self.filled > 0))  # `learn` was called again
+        if len(left):
+            self.close(left, np.ones(len(left), dtype=bool))
+        empty = self.filled == 0
+        self.open["hidden"][empty], self.open["cell"][empty] = state[0][empty], state[1][empty]
 
     def close(self, envs: np.ndarray, ended: np.ndarray) -> None:
         """Move the open chunks of these environments into the ring and begin new ones."""
@@ -233,7 +446,76 @@ class RecurrentReplayBuffer:
 
 
 # %% [markdown]
+# By hand: chunks of three steps, and an episode of four. It becomes one full chunk and one with a
+# single step and two padded ones; then the next episode opens a new chunk.
+
+# %%
+def one_step(buffer: Any, number: int, start: bool, end: bool) -> None:
+    """Append a step whose observation, reward and memory are its number."""
+    seen = np.full((1, 1), number, np.float32)
+    buffer.append(
+        obs=seen,
+        action=np.zeros(1, np.int64),
+        reward=np.full(1, number, np.float32),
+        next_obs=seen + 1,
+        terminated=np.array([end]),
+        truncated=np.array([False]),
+        episode_start=np.array([start]),
+        state=(seen, seen),
+    )
+
+
+buffer = RecurrentReplayBuffer(10, chunk_dtype(1, 1, 3), num_envs=1, n=1, gamma=0.9, seed=0)
+for number in range(5):
+    one_step(buffer, number, start=number in (0, 4), end=number == 3)
+assert len(buffer) == 2 and buffer.filled.tolist() == [1]  # two closed, one step in the open one
+closed = buffer.ring.rows[:2]
+assert closed["mask"].tolist() == [[True, True, True], [True, False, False]]
+assert closed["obs"][0, :, 0].tolist() == [0, 1, 2, 3]
+assert closed["hidden"].tolist() == [[0], [3]]  # the memory before steps 0 and 3
+
+# %% [markdown]
+# What does the buffer look like after a while? Below, one environment has played random episodes
+# with chunks of 16 steps. Each row is a chunk, each colour an episode, and a black edge marks the
+# first step of one; grey is padding. The last row is still open.
+
+# %% tags=["hide-input"]
+rng = np.random.default_rng(3)
+buffer = RecurrentReplayBuffer(30, chunk_dtype(1, 1, 16), num_envs=1, n=1, gamma=0.9, seed=0)
+number, owner = 0, {}
+for episode, length in enumerate(rng.integers(5, 45, size=9)):
+    for t in range(length):
+        owner[number] = episode
+        last = t == length - 1 and episode < 8
+        one_step(buffer, number, start=t == 0, end=last)
+        number += 1
+pieces = np.concatenate((buffer.ring.rows[: len(buffer)], buffer.open))
+image = np.full((*pieces["mask"].shape, 3), 0.85)
+figure, ax = plt.subplots(figsize=(7, 4))
+for i, piece in enumerate(pieces):
+    for t in np.flatnonzero(piece["mask"]):
+        color = PALETTE[owner[int(piece["obs"][t, 0])] % len(PALETTE)]
+        image[i, t] = plt.matplotlib.colors.to_rgb(color)
+        if piece["episode_start"][t]:
+            ax.add_patch(plt.Rectangle((t - 0.5, i - 0.5), 1, 1, fill=False, lw=2))
+ax.imshow(image, aspect="auto", alpha=0.75)
+ax.set(xlabel="step within the chunk", ylabel="chunk", xticks=range(0, 16, 3))
+ax.set_yticks(range(len(pieces)), [*map(str, range(len(buffer))), "open"])
+ax.grid(False)
+padded = 1 - buffer.ring.rows[: len(buffer)]["mask"].mean()
+ax.set_title(f"storage of one environment: {padded:.0%} of the closed chunks is padding")
+plt.show()
+
+# %% [markdown]
 # ## The loss
+#
+# Over a batch of chunks the loss is that of DQN, summed over the steps that exist and divided by
+# their number. With the mask $m_{t,b}$, 1 for a step and 0 for padding,
+#
+# $$L = \frac{\sum_{t,b} m_{t,b}\,\bigl(Q(o_{\le t}, a_t) - y_t\bigr)^2}{\sum_{t,b} m_{t,b}}.$$
+#
+# The simplest way to make padding count nowhere is to take it out: pick the true steps, and hand
+# them to `dqn_loss`. No number in a padded step can then matter, not even one that is no number.
 
 # %%
 #| export
@@ -269,6 +551,28 @@ def drqn_loss(
     return dqn_loss(pick(q), **vectors, next_q_target=valued, next_q_online=online, huber=huber)
 
 
+# %% [markdown]
+# By hand: one chunk of two steps, the second padded. Action 1 has the value 2; the reward is 1, the
+# discount 0.5 and the best next value 4, so $y = 1 + 0.5 \cdot 4 = 3$ and the loss is
+# $(2 - 3)^2 = 1$. The padded step holds nonsense, and changes nothing.
+
+# %%
+nonsense = float("nan")
+loss, metrics = drqn_loss(
+    q=torch.tensor([[[0.0, 2.0]], [[nonsense, nonsense]]]),  # (time 2, batch 1, actions 2)
+    action=torch.tensor([[1], [7]]),
+    reward=torch.tensor([[1.0], [nonsense]]),
+    discount=torch.tensor([[0.5], [0.5]]),
+    terminated=torch.tensor([[False], [False]]),
+    mask=torch.tensor([[True], [False]]),
+    next_q_target=torch.tensor([[[4.0, 3.0]], [[nonsense, nonsense]]]),
+)
+assert loss == 1.0 and metrics["target_mean"] == 3.0
+
+# %% [markdown]
+# The values at the times of the bootstrap come from one unrolling over all observations of the
+# chunk. The target network unrolls with its own weights: its memory of the chunk is its own.
+
 # %%
 #| export
 def at_time(values: Tensor, index: Tensor) -> Tensor:
@@ -276,8 +580,18 @@ def at_time(values: Tensor, index: Tensor) -> Tensor:
     return values.gather(0, index.unsqueeze(2).expand(-1, -1, values.shape[2]))
 
 
+# %%
+values = torch.arange(8.0).view(4, 1, 2)  # (time 4, batch 1, actions 2)
+picked = at_time(values, torch.tensor([[2], [3], [3]]))
+assert picked.squeeze(1).tolist() == [[4, 5], [6, 7], [6, 7]]
+
 # %% [markdown]
-# ## Settings
+# ## The settings
+#
+# All settings of DQN apply; a few say what a chunk is. `chunk_length` is how far the gradient
+# reaches back in time. `start_state` says whether a chunk starts from the memory stored with it or
+# from zero, as in the paper: you will compare the two below. The network may also see the action
+# before, which tells it what it pushed.
 
 # %%
 #| export
@@ -306,6 +620,10 @@ class DRQNConfig(DQNConfig):
 
 # %% [markdown]
 # ## The agent
+#
+# What passes from step to step is the hidden state, the cell and the last action. `act` forgets all
+# three where an episode starts, and moves them on whatever is played: a random action is a part of
+# the past, too. `observe` hands the memory from *before* the step to the buffer.
 
 # %%
 #| export
@@ -448,3 +766,425 @@ class DRQN(Agent):
 def train_drqn(config: DRQNConfig, progress: bool = True) -> RunResult:
     """Train DRQN with these settings."""
     return train(DRQN(config=config), progress)
+
+
+# %% [markdown]
+# Two promises to check. With ε = 1 all actions are random, and the memory still moves as it does
+# when they are greedy. And the memory of an episode that starts is that of nobody else:
+
+# %%
+agent = finished.DRQN("CartPole-v1", num_envs=3)
+obs = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
+first, later = np.ones(3, dtype=bool), np.zeros(3, dtype=bool)
+_, greedy = agent.act(obs[0], None, first, explore=False)
+_, random = agent.act(obs[0], None, first, explore=True)  # epsilon is 1 at step 0
+assert torch.equal(greedy[0], random[0]) and greedy[0].any()
+
+starts = np.array([True, False, False])
+_, mixed = agent.act(obs[1], greedy, starts, explore=False)
+_, fresh = agent.act(obs[1], None, first, explore=False)
+assert torch.allclose(mixed[0][0], fresh[0][0]) and not torch.allclose(mixed[0][1], fresh[0][1])
+
+# %% [markdown]
+# ## A live run: the T-maze
+#
+# The same maze, the same number of steps as DQN had, chunks of 16 steps:
+
+# %%
+remembers = finished.DRQN(**shipped("drqn", "tmaze", **budget))
+result = remembers.learn(16_000)
+print(f"DRQN turns the right way in {success(remembers):.0%} of the two cases")
+assert success(remembers) == 1.0
+
+# %% tags=["hide-input"]
+figure, ax = plt.subplots(figsize=(7, 2.8))
+curve = [line for line in result.history if "eval_return_mean" in line]
+ax.plot(
+    [line["global_step"] for line in curve],
+    [line["eval_return_mean"] for line in curve],
+    color=COLORS["drqn"],
+    label="DRQN",
+)
+ax.axhline(0.5, color=COLORS["reference"], linestyle="--", linewidth=1, label="no memory: ½")
+ax.set(xlabel="environment steps", ylabel="success (share)", ylim=(-0.05, 1.1))
+ax.set_title("T-maze of length 10: 40 greedy episodes with fresh cues, one seed")
+ax.legend()
+plt.show()
+
+# %% [markdown]
+# Watch it: the cue is drawn orange while it is seen, the goal green, the agent blue.
+
+# %%
+def watch(agent: Agent, cue: int) -> list[np.ndarray]:
+    """Return the frames of one greedy episode with a chosen cue."""
+    env = make_env("rlbook/TMaze-v0", {"length": 10}, render_mode="rgb_array")
+    env.reset(seed=0)
+    maze: Any = env.unwrapped
+    maze.cue = cue
+    obs, state, over, frames = maze.observe(), None, False, [maze.render()]
+    while not over:
+        action, state = agent.predict(obs, state)
+        obs, _, terminated, truncated, _ = env.step(action)
+        over = terminated or truncated
+        frames.append(maze.render())
+    return frames
+
+
+strips = [pick_frames(watch(remembers, cue), 4) for cue in (-1, 1)]
+filmstrip([*strips[0], *strips[1]], columns=4)
+
+# %% [markdown]
+# ## A live run: CartPole without velocities
+#
+# Now a harder past: `rlbook/MaskedCartPole-v0` shows the cart's position and the pole's angle, and
+# neither velocity. The angle alone does not tell whether the pole is falling or rising.
+
+# %%
+balance = {"total_steps": 24_000, "epsilon_steps": 8_000, "eval_every": 4_000}
+masked = {"env_id": "rlbook/MaskedCartPole-v0", "observation_scale": [1, 8]}
+blind = DQN(**shipped("dqn", "cartpole", **masked, **balance))
+blind_result = blind.learn(24_000)
+
+# %%
+seeing = finished.DRQN(**shipped("drqn", "masked_cartpole", **balance))
+seeing_result = seeing.learn(24_000)
+
+# %% tags=["hide-input"]
+figure, ax = plt.subplots()
+for name, result in (("dqn", blind_result), ("drqn", seeing_result)):
+    curve = [line for line in result.history if "eval_return_mean" in line]
+    steps = [line["global_step"] for line in curve]
+    returns = [line["eval_return_mean"] for line in curve]
+    ax.plot(steps, returns, "o-", color=COLORS[name], label=name.upper())
+ax.set(xlabel="environment steps", ylabel="undiscounted return", ylim=(0, 520))
+ax.set_title("CartPole without velocities: mean of 20 greedy episodes, one seed")
+ax.legend()
+plt.show()
+
+# %%
+without, with_memory = blind.evaluate(20).mean, seeing.evaluate(20).mean
+print(f"DQN {without:.0f}, DRQN {with_memory:.0f}")
+assert without < 80 and with_memory > 2 * without
+
+# %% [markdown]
+# ## A look inside: where are the velocities?
+#
+# The agent balances, so it must know the speeds that nobody shows it. Let it play, note its memory
+# (64 numbers of $h$ and 64 of $c$) and the true velocities, and fit the velocities as a *linear*
+# function of the memory: if a straight line can read them, they are written there plainly. The fit
+# uses some episodes and is judged on others; $R^2$ is 1 for a perfect reading and 0 for a guess of
+# the mean. Beside it: the same fit from what the agent sees at that moment.
+
+# %%
+def record(agent: Any, episodes: int, steps: int = 200) -> list[dict[str, np.ndarray]]:
+    """Play episodes, a fifth of the actions random, noting memory, sight and velocities."""
+    rng, records = np.random.default_rng(0), []
+    for episode in range(episodes):
+        env = make_env("rlbook/MaskedCartPole-v0")
+        obs, _ = env.reset(seed=episode)
+        state: Any = None
+        rows: dict[str, list[Any]] = {"memory": [], "seen": [], "velocity": []}
+        for t in range(steps):
+            start = np.array([t == 0])
+            actions, state = agent.act(obs[None], state, start, explore=False)
+            cart: Any = env.unwrapped
+            rows["velocity"].append([cart.state[1], cart.state[3]])
+            rows["memory"].append(torch.cat(state[:2], dim=1)[0].numpy())
+            rows["seen"].append(obs)
+            action = rng.integers(2) if rng.random() < 0.2 else actions[0]
+            state = (*state[:2], agent.one_hot(np.array([action])))  # what was really played
+            obs, _, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                break
+        records.append({name: np.array(part) for name, part in rows.items()})
+    return records
+
+
+def linear_fit(train_on: list[Any], test_on: list[Any], name: str) -> tuple[np.ndarray, Any]:
+    """Fit velocities linearly from one record; return R² on other episodes, and the fit."""
+
+    def design(records: list[Any]) -> np.ndarray:
+        rows = np.concatenate([record[name] for record in records])
+        return np.column_stack((rows, np.ones(len(rows))))
+
+    truth = [np.concatenate([r["velocity"] for r in part]) for part in (train_on, test_on)]
+    weights = np.linalg.lstsq(design(train_on), truth[0], rcond=1e-4)[0]
+    error = design(test_on) @ weights - truth[1]
+    return 1 - (error**2).mean(axis=0) / truth[1].var(axis=0), lambda r: design([r]) @ weights
+
+
+records = record(seeing, episodes=30)
+train_on, test_on = records[:20], records[20:]
+from_memory, read = linear_fit(train_on, test_on, "memory")
+from_sight, guess = linear_fit(train_on, test_on, "seen")
+for name, fit in (("memory", from_memory), ("sight", from_sight)):
+    print(f"R² from {name:6s}: cart velocity {fit[0]:.2f}, angular velocity {fit[1]:.2f}")
+assert from_memory[1] > 0.7 > from_sight[1]
+
+# %% tags=["hide-input"]
+episode = max(test_on, key=lambda r: len(r["velocity"]))
+figure, axes = plt.subplots(2, 1, figsize=(7, 4.8), sharex=True)
+seconds = np.arange(len(episode["velocity"])) * 0.02
+for i, (ax, name) in enumerate(zip(axes, ("cart (m/s)", "pole (rad/s)"), strict=True)):
+    ax.plot(seconds, episode["velocity"][:, i], color="black", label="true velocity, hidden")
+    ax.plot(seconds, read(episode)[:, i], color=COLORS["drqn"], label="read from the LSTM")
+    ax.plot(seconds, guess(episode)[:, i], color=COLORS["random"], lw=1, label="read from sight")
+    ax.set_ylabel(name)
+axes[0].legend(ncols=3, loc="upper center", bbox_to_anchor=(0.5, 1.3))
+axes[1].set_xlabel("time (s)")
+plt.show()
+
+# %% [markdown]
+# And the memory itself, along the same episode: each row is one unit of $h$, sorted by how much it
+# goes along with the pole's angular velocity.
+
+# %% tags=["hide-input"]
+hidden = episode["memory"][:, :64].T  # (units, time)
+centred = hidden - hidden.mean(axis=1, keepdims=True)
+speed = episode["velocity"][:, 1] - episode["velocity"][:, 1].mean()
+norms = np.linalg.norm(centred, axis=1) * np.linalg.norm(speed) + 1e-9
+order = np.argsort(centred @ speed / norms)
+figure, ax = plt.subplots(figsize=(7, 3.4))
+picture = ax.imshow(
+    hidden[order], aspect="auto", cmap="RdBu", vmin=-1, vmax=1, extent=(0, seconds[-1], 0, 64)
+)
+ax.set(xlabel="time (s)", ylabel="unit of the LSTM, sorted")
+ax.grid(False)
+figure.colorbar(picture, label="hidden state h")
+plt.show()
+
+# %% [markdown]
+# ## What each part buys
+#
+# **How long must a chunk be?** In the T-maze of length 10 the turn is eleven steps after the cue.
+# All agents below store the memory at the start of each chunk, so in principle a short chunk could
+# live on what an earlier one put there. But nothing would teach the earlier one to put it there:
+# the gradient of the turn ends at the start of its chunk, after the cue.
+
+# %% tags=["hide-input"]
+result = load_result("results/drqn_tmaze.json")
+figure, ax = plt.subplots()
+for (name, run), color in zip(result["runs"].items(), PALETTE, strict=False):
+    plot_band(ax, run["steps"], run["returns"], name, color)
+ax.axhline(0.5, color=COLORS["reference"], linestyle="--", linewidth=1)
+ax.set(xlabel="environment steps", ylabel="success (share)", ylim=(0, 1.05))
+ax.set_title("T-maze of length 10: mean of the seeds, 95 % interval")
+ax.legend()
+print(result["command"])
+plt.show()
+
+# %% [markdown]
+# The same at length 40, with chunks of 64 steps. Beside it, DQN.
+
+# %% tags=["hide-input"]
+figure, ax = plt.subplots(figsize=(7, 3))
+for algo, file in (("dqn", "drqn_tmaze_dqn"), ("drqn", "drqn_tmaze_40")):
+    result = load_result(f"results/{file}.json")
+    run = result["runs"][algo]
+    last = np.mean(run["final"])
+    length = run["settings"]["env_kwargs"]["length"]
+    plot_band(ax, run["steps"], run["returns"], f"{algo.upper()}, length {length}", COLORS[algo])
+    print(f"{algo}, length {length}: {last:.2f} at the end, seeds {np.round(run['final'], 2)}")
+ax.axhline(0.5, color=COLORS["reference"], linestyle="--", linewidth=1)
+ax.set(xlabel="environment steps", ylabel="success (share)", ylim=(0, 1.05), title="T-maze")
+ax.legend()
+plt.show()
+
+# %% [markdown]
+# **Zero or stored?** The paper starts each chunk with an empty memory. Storing the memory costs
+# 512 bytes a chunk. On CartPole without velocities, with chunks of 32 and of 8 steps:
+
+# %% tags=["hide-input"]
+result = load_result("results/drqn_start_state.json")
+figure, ax = plt.subplots()
+for (name, run), color in zip(result["runs"].items(), PALETTE, strict=False):
+    plot_band(ax, run["steps"], run["returns"], name, color)
+    low, high = np.min(run["final"]), np.max(run["final"])
+    print(f"{name:22s} {np.mean(run['final']):4.0f} at the end, seeds from {low:.0f} to {high:.0f}")
+ax.set(xlabel="environment steps", ylabel="undiscounted return", title=result["env_id"])
+ax.set_ylim(0, 520)
+ax.legend()
+plt.show()
+
+# %% [markdown]
+# START_STATE_TEXT
+#
+# ## What an update costs
+#
+# Most of an update is the LSTM itself: forward through the online network, forward through the
+# target network, back through the online one. How much do encoder, head, loss, sampling, Adam and
+# the target update add? Time both in one run, taking turns, in CPU time so that other programs
+# disturb less: an update with 32 chunks of 16 steps and 64 units, and the same three passes through
+# a bare `nn.LSTM`.
+
+# %%
+agent = finished.DRQN("CartPole-v1", num_envs=8, warmup_steps=10_000)
+agent.learn(4_000, progress=False)  # fills the buffer, no updates
+bare = nn.LSTM(64, 64)
+encoded, memory = torch.randn(17, 32, 64), (torch.zeros(1, 32, 64), torch.zeros(1, 32, 64))
+
+
+def bare_passes() -> None:
+    """Run the three passes of an update through a bare LSTM."""
+    with torch.no_grad():
+        bare(encoded, memory)
+    bare.zero_grad()
+    bare(encoded, memory)[0].sum().backward()
+
+
+def whole_update() -> None:
+    """Make an update, sampling included."""
+    agent.update(agent.sample())
+
+
+spent: dict[str, list[float]] = {"bare_passes": [], "whole_update": []}
+for _ in range(200):
+    for work in (bare_passes, whole_update):
+        began = thread_time()
+        work()
+        spent[work.__name__].append(thread_time() - began)
+medians = {name: float(np.median(seconds)) for name, seconds in spent.items()}
+ratio = medians["whole_update"] / medians["bare_passes"]
+for name, seconds in medians.items():
+    print(f"{name:12s} {1_000 * seconds:.2f} ms")
+print(f"ratio {ratio:.2f}")
+assert ratio < 2
+
+# %% [markdown]
+# ## Honest edges
+#
+# | | the paper | here |
+# |---|---|---|
+# | observations | Atari frames, one a step, some of them blanked | vectors |
+# | network | three convolutions, LSTM of 512 units | one layer, LSTM of 32 or 64 units |
+# | replay | 10 steps from a random point of an episode, from zero | chunks, stored or zero |
+# | optimiser | ADADELTA, gradient clipped at 10 | Adam, clipping as a setting |
+# | targets | 1-step, no Double | n-step inside the chunk, Double, both settings |
+# | exploring | ε to 0.1 | ε to 0.05 |
+#
+# The paper's numbers are from Atari and cannot be set beside ours: on the game Frostbite, fully
+# shown, DRQN scored 2875 and their DQN 519, and on ten flickering games, where half of the frames
+# are blank, DRQN beat DQN on Pong alone by much (12.1 against −9.9). Its claim is modest, and so is
+# ours: where the last observation tells all, a memory buys nothing and costs time.
+#
+# What this version does not claim: images, continuous actions, memories over more steps than a
+# chunk. The T-maze above shows the last one.
+#
+# ## Exercises
+#
+# **Exercise 1.** In the T-maze of length 10 the shortest way takes 11 steps. Is a chunk of 11
+# enough while the agent still explores? What if `epsilon_floor` is 0.3?
+#
+# <details>
+# <summary>Solution</summary>
+#
+# A chunk must hold cue and turn. Each random action that does not lead forward adds a step between
+# them, so early in training most episodes are longer than 11 steps and cross the chunk's border.
+# With a small ε the greedy way becomes short enough and chunks hold both. With ε = 0.3 in the maze
+# above, a random action fails to go forward more often than not, an episode takes noticeably more
+# than 11 steps on average, and few chunks hold both ends. Try `chunk_length=11` with both floors.
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 2.** How much does the previous action help on CartPole without velocities? Train with
+# `previous_action=False` and compare.
+#
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# settings = shipped("drqn", "masked_cartpole", **balance, previous_action=False)
+# blunt = finished.DRQN(**settings)
+# blunt.learn(24_000)
+# print(blunt.evaluate(20).mean)
+# ```
+#
+# Two angles give the velocity between them, but the push of this moment shows only in the next
+# angle. The action tells it at once. The agent can also learn it without: it knows its own policy,
+# except where ε chose.
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 3: find the bug.** A colleague unrolls chunks that contain several episodes, and has
+# written this. It runs, and for chunks of one episode it is right. Below, two batches differ only
+# in their *first* episode. What do you expect of the values in the second, and what is wrong?
+
+# %%
+def unroll_sequence(network: Any, obs: Tensor, state: Any, episode_start: Tensor) -> Tensor:
+    """Return values along (time, batch, inputs), for chunks with several episodes."""
+    hidden, cell = network.reset_state(state, episode_start[0])
+    output, _ = network.lstm(network.encoder(obs), (hidden.unsqueeze(0), cell.unsqueeze(0)))
+    keep = ~episode_start[1:].any(dim=0)  # whose memory goes on
+    return network.head(output) * keep.unsqueeze(1) + network.head(output) * ~keep.unsqueeze(1)
+
+
+torch.manual_seed(0)
+network = finished.LSTMQNetwork(inputs=3, actions=2, hidden=(8,), units=16)
+one, start = torch.randn(6, 1, 3), torch.zeros(6, 1, dtype=torch.bool)
+start[0] = start[3] = True
+other = one.clone()
+other[:3] = torch.randn(3, 1, 3)  # another first episode, the same second one
+with torch.no_grad():
+    empty = network.initial_state(1)
+    values = [unroll_sequence(network, obs, empty, start) for obs in (one, other)]
+print("second episode, after one first episode:     ", values[0][3:, 0, 0].numpy().round(3))
+print("second episode, after another first episode: ", values[1][3:, 0, 0].numpy().round(3))
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# The two lines should be equal: what happened in an episode that is over must not matter. They are
+# not, because the memory is reset only before step 0. The last two lines look like care and do
+# nothing: they add up what was there. `LSTMQNetwork.unroll` cuts the sequence where an episode
+# starts and zeroes the memory there:
+#
+# ```python
+# with torch.no_grad():
+#     right = [network.q_values_sequence(obs, empty, start) for obs in (one, other)]
+# assert torch.equal(right[0][3:], right[1][3:])
+# ```
+#
+# Our buffer never cuts a chunk across an episode, so training would not show this bug; the day
+# somebody changes the buffer, it would, as a score that is a little too low.
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 4.** The LSTM must learn to take the difference of two angles. What would you feed to
+# plain DQN so that it needs no memory on this task, and would the same trick solve the T-maze?
+#
+# <details>
+# <summary>Solution</summary>
+#
+# The last two observations side by side: their difference is the velocity (times 0.02 s). Atari
+# agents do this with four frames. It works whenever a fixed, short past is enough. In a T-maze of
+# length 10 you would need the last eleven, and the agent that explores needs more: a window has an
+# end, a memory is told by learning what to keep.
+#
+# </details>
+#
+# ## Use it
+#
+# ```python
+# from rlbook.drqn import DRQN
+#
+# agent = DRQN("rlbook/MaskedCartPole-v0", num_envs=8, observation_scale=(1, 8), n_step=10)
+# agent.learn(50_000)
+# action, state = agent.predict([0.0, 0.1])           # at an episode's start
+# action, state = agent.predict([0.0, 0.1], state)    # and on
+# ```
+#
+# ```
+# rlbook train drqn --config masked_cartpole --run-dir runs/drqn
+# rlbook evaluate runs/drqn --episodes 20
+# ```
+#
+# ## References
+#
+# - M. Hausknecht and P. Stone, *Deep Recurrent Q-Learning for Partially Observable MDPs*, 2015
+#   ([arXiv:1507.06527](https://arxiv.org/abs/1507.06527)).
+# - S. Hochreiter and J. Schmidhuber, *Long Short-Term Memory*, Neural Computation 9, 1997.
+# - B. Bakker, *Reinforcement Learning with Long Short-Term Memory*, NIPS 2001: the T-maze.

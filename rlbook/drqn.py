@@ -15,7 +15,7 @@ __all__ = [
     "train_drqn",
 ]
 
-# %% book/drqn.py · DRQN
+# %% book/drqn.py · DRQN: an agent that remembers
 import dataclasses
 from dataclasses import dataclass
 from itertools import pairwise
@@ -67,7 +67,7 @@ class LSTMQNetwork(nn.Module):
         """Run the LSTM over (time, batch, inputs); return its outputs and the memory at the end."""
         encoded, outputs = self.encoder(obs), []
         starts = episode_start.any(dim=1).nonzero().flatten().tolist()  # times with a reset
-        for first, last in pairwise([0, *(time for time in starts if time), len(obs)]):
+        for first, last in pairwise(sorted({0, *starts, len(obs)})):
             if first in starts:
                 state = self.reset_state(state, episode_start[first])
             memory = state[0].unsqueeze(0), state[1].unsqueeze(0)  # the LSTM may have many layers
@@ -175,9 +175,8 @@ class RecurrentReplayBuffer:
         state: tuple[np.ndarray, np.ndarray],  # (num_envs, units), before this step
     ) -> None:
         """Store one step of each environment; a chunk closes when full or when its episode ends."""
+        self.begin(episode_start, state)
         chunk, now = self.open, (np.arange(len(self.open)), self.filled.copy())
-        empty = self.filled == 0
-        chunk["hidden"][empty], chunk["cell"][empty] = state[0][empty], state[1][empty]
         chunk["obs"][now], chunk["action"][now], chunk["reward"][now] = obs, action, reward
         chunk["terminated"][now], chunk["episode_start"][now] = terminated, episode_start
         chunk["mask"][now] = True
@@ -187,6 +186,14 @@ class RecurrentReplayBuffer:
         complete = np.flatnonzero(ended | (self.filled == self.length))
         if len(complete):
             self.close(complete, ended[complete])
+
+    def begin(self, episode_start: np.ndarray, state: tuple[np.ndarray, np.ndarray]) -> None:
+        """Keep the memory that a new chunk starts from; an episode that was left is cut off."""
+        left = np.flatnonzero(episode_start & (self.filled > 0))  # `learn` was called again
+        if len(left):
+            self.close(left, np.ones(len(left), dtype=bool))
+        empty = self.filled == 0
+        self.open["hidden"][empty], self.open["cell"][empty] = state[0][empty], state[1][empty]
 
     def close(self, envs: np.ndarray, ended: np.ndarray) -> None:
         """Move the open chunks of these environments into the ring and begin new ones."""
@@ -256,7 +263,7 @@ def at_time(values: Tensor, index: Tensor) -> Tensor:
     return values.gather(0, index.unsqueeze(2).expand(-1, -1, values.shape[2]))
 
 
-# %% book/drqn.py · Settings
+# %% book/drqn.py · The settings
 @dataclass(kw_only=True)
 class DRQNConfig(DQNConfig):
     """The settings of DRQN: those of DQN, and those of its memory."""

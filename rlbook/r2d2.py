@@ -14,7 +14,7 @@ __all__ = [
     "train_r2d2",
 ]
 
-# %% book/r2d2.py · R2D2
+# %% book/r2d2.py · R2D2: replaying what surprised you
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -107,11 +107,11 @@ class PrioritizedRecurrentReplayBuffer(RecurrentReplayBuffer):
         units = self.open["hidden"].shape[1]
         self.trail = np.zeros((2, num_envs, self.length, units), np.float32)  # memory at each step
 
-    def append(self, *, episode_start: np.ndarray, state: Any, **step: np.ndarray) -> None:
-        """Store one step; an episode starts after the burn-in, where its memory is known: zero."""
-        self.filled[(self.filled == 0) & episode_start] = self.burn_in
+    def begin(self, episode_start: np.ndarray, state: tuple[np.ndarray, np.ndarray]) -> None:
+        """Begin an episode after the burn-in, where its memory is known: zero."""
+        super().begin(episode_start, state)
+        self.filled[episode_start] = self.burn_in
         self.trail[:, np.arange(len(self.open)), self.filled] = state
-        super().append(episode_start=episode_start, state=state, **step)
 
     def close(self, envs: np.ndarray, ended: np.ndarray) -> None:
         """Store the open chunks; where the episode goes on, the next repeats the last steps."""
@@ -229,7 +229,7 @@ def r2d2_loss(
     return loss, metrics, error.detach()
 
 
-# %% book/r2d2.py · Priorities
+# %% book/r2d2.py · The priorities
 def sequence_priorities(error: Tensor, mask: Tensor, eta: float) -> Tensor:
     """Mix the largest and the mean absolute TD error of each chunk, over its valid steps."""
     size = torch.where(mask, error.abs(), 0.0)
@@ -237,7 +237,7 @@ def sequence_priorities(error: Tensor, mask: Tensor, eta: float) -> Tensor:
     return eta * size.amax(dim=0) + (1 - eta) * mean
 
 
-# %% book/r2d2.py · Settings
+# %% book/r2d2.py · The settings
 @dataclass(kw_only=True)
 class R2D2Config(DRQNConfig):
     """The settings of R2D2: those of DRQN, and those of what it replays."""
@@ -311,14 +311,14 @@ class R2D2(DRQN):
             return start
         return network.unroll(chunks.obs[:steps], start, chunks.episode_start[:steps])[1]
 
-    def update(self, batch: Chunks) -> UpdateResult:
-        """Make one weighted gradient step, then store how much each chunk surprised."""
+    def assess(self, batch: Chunks) -> tuple[Tensor, dict[str, Tensor], np.ndarray]:
+        """Return the loss of a batch, its metrics and the priority of each chunk."""
         assert isinstance(batch, PrioritizedChunks)
         config, first = self.config, self.config.burn_in
         obs, episode_start = batch.obs[first:], batch.episode_start[first:]
         start = self.burn_in(self.online, batch)
         q = self.online.q_values_sequence(obs, start, episode_start)
-        with torch.no_grad():
+        with torch.no_grad():  # the target network reads, and remembers, for itself
             start = self.burn_in(self.target, batch)
             q_target = self.target.q_values_sequence(obs, start, episode_start)
         bootstrap, mask = batch.bootstrap[first:] - first, batch.mask[first:]
@@ -335,9 +335,13 @@ class R2D2(DRQN):
             config.value_rescaling,
             config.huber,
         )
-        priorities = sequence_priorities(error, mask, config.eta).cpu().numpy()
-        self.replay.update_priorities(batch.indices, priorities)
-        self.last_sequence_priorities = priorities
+        return loss, metrics, sequence_priorities(error, mask, config.eta).cpu().numpy()
+
+    def update(self, batch: Chunks) -> UpdateResult:
+        """Make one weighted gradient step, then store how much each chunk surprised."""
+        assert isinstance(batch, PrioritizedChunks)
+        loss, metrics, self.last_sequence_priorities = self.assess(batch)
+        self.replay.update_priorities(batch.indices, self.last_sequence_priorities)
         return self.descend(loss, metrics)
 
 

@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from rlbook.drqn import RecurrentReplayBuffer
 
@@ -50,7 +49,7 @@ def split(steps: list[dict[str, Any]], length: int) -> list[list[dict[str, Any]]
     return chunks
 
 
-def random_steps(seed: int) -> dict[str, Tensor]:
+def random_steps(seed: int) -> dict[str, Any]:
     torch.manual_seed(seed)
     return {
         "q": torch.randn(5, 4, 3),

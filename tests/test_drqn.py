@@ -85,10 +85,8 @@ def cell_loop_with(network: LSTMQNetwork, obs: Tensor, state: Any, starts: Tenso
     outputs = []
     for x, start in zip(obs, starts, strict=True):
         keep = (~start).float().unsqueeze(1)
-        weights = (lstm.weight_ih_l0, lstm.weight_hh_l0, lstm.bias_ih_l0, lstm.bias_hh_l0)
-        hidden, memory = torch.lstm_cell(
-            network.encoder(x), (hidden * keep, memory * keep), *weights
-        )
+        before = (hidden * keep, memory * keep)
+        hidden, memory = torch.lstm_cell(network.encoder(x), before, *lstm.parameters())
         outputs.append(network.head(hidden))
     return torch.stack(outputs)
 
@@ -177,6 +175,16 @@ def test_samples_and_open_chunks_survive_a_round_trip() -> None:
         assert torch.equal(one.obs, two.obs) and torch.equal(one.reward, two.reward)
 
 
+def test_an_episode_that_was_left_is_cut_as_if_truncated() -> None:
+    buffer = RecurrentReplayBuffer(20, chunk_dtype(2, 4, 6), 3, 2, 0.9, 7)
+    play(buffer, 4, 1)
+    before, waiting = len(buffer), int((buffer.filled > 0).sum())
+    episodes = play(buffer, 1, 2)  # all start anew, as in a second call of `learn`
+    ended = sum(bool(e[0]["terminated"] or e[0]["truncated"]) for e in episodes)
+    assert len(buffer) == before + waiting + ended
+    assert buffer.ring.rows["episode_start"][: len(buffer), 1:].sum() == 0
+
+
 # The loss
 
 
@@ -214,7 +222,7 @@ def test_padded_steps_change_neither_loss_nor_gradient() -> None:
         gradients.append(steps["q"].grad)
         losses.append((loss.item(), *(value.item() for value in metrics.values())))
     assert losses[0] == losses[1]
-    assert torch.equal(gradients[0], gradients[1])  # type: ignore[arg-type]
+    assert torch.equal(gradients[0], gradients[1])
 
 
 @pytest.mark.parametrize("algorithm", RECURRENT)
@@ -296,7 +304,7 @@ def test_target_network_unrolls_its_own_memory(algorithm: type[DRQN]) -> None:
     batch = agent.sample()
     before = agent.update(batch).metrics["target_mean"]
     with torch.no_grad():  # its recurrent weights alone must change the targets
-        agent.target.lstm.weight_hh_l0.mul_(3.0)
+        list(agent.target.lstm.parameters())[1].mul_(3.0)
     assert agent.update(batch).metrics["target_mean"] != before
 
 
@@ -395,14 +403,16 @@ def test_drqn_learns_what_memory_alone_can_tell(length: int) -> None:
 # Bad input
 
 
-class Pixels(gym.Env[np.ndarray, int]):
+class Pixels(gym.Env[np.ndarray, Any]):
     """An environment of images, for the message it gets."""
 
-    observation_space = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
-    action_space = gym.spaces.Discrete(2)
+    def __init__(self, **keywords: Any) -> None:
+        self.observation_space = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
+        self.action_space = gym.spaces.Discrete(2)
 
 
-gym.register("PixelsForDRQN-v0", Pixels)
+if "PixelsForDRQN-v0" not in gym.registry:
+    gym.register("PixelsForDRQN-v0", Pixels)
 
 
 @pytest.mark.parametrize("algorithm", RECURRENT)

@@ -212,6 +212,7 @@ def test_a_weight_scales_the_gradient_of_its_chunk() -> None:
         q = steps["q"].clone().requires_grad_()
         weights = torch.tensor([weight, 1.0, 1.0, 1.0])
         r2d2_loss(**{**steps, "q": q}, weights=weights)[0].backward()
+        assert q.grad is not None
         gradients.append(q.grad)
     torch.testing.assert_close(gradients[1][:, 0], gradients[0][:, 0] * 0.25)
     torch.testing.assert_close(gradients[1][:, 1:], gradients[0][:, 1:])
@@ -273,7 +274,7 @@ def test_each_network_burns_in_with_its_own_weights() -> None:
     online, target = agent.burn_in(agent.online, batch), agent.burn_in(agent.target, batch)
     assert torch.equal(online[0], target[0])
     with torch.no_grad():
-        agent.target.lstm.weight_ih_l0.mul_(2.0)
+        next(agent.target.lstm.parameters()).mul_(2.0)
     assert not torch.equal(online[0], agent.burn_in(agent.target, batch)[0])
 
 
