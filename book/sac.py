@@ -56,14 +56,18 @@ def squashed_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tenso
 
 # %%
 #| export
-class EnsembleLinear(nn.Module):
-    """As many linear layers side by side as there are members, in two stacked tensors."""
+Sizes = tuple[tuple[int, int], ...]  # inputs and outputs of each layer
 
-    def __init__(self, members: int, inputs: int, outputs: int) -> None:
-        super().__init__()
-        bound = 1 / math.sqrt(inputs)  # as nn.Linear starts
-        self.weight = nn.Parameter(torch.empty(members, inputs, outputs).uniform_(-bound, bound))
-        self.bias = nn.Parameter(torch.empty(members, 1, outputs).uniform_(-bound, bound))
+
+def unpack(weights: Tensor, sizes: Sizes) -> list[tuple[Tensor, Tensor]]:
+    """View rows of weights, one a member, as (members, inputs, outputs) and bias of each layer."""
+    layers, start = [], 0
+    for inputs, outputs in sizes:
+        middle, end = start + inputs * outputs, start + (inputs + 1) * outputs
+        weight = weights[:, start:middle].unflatten(1, (inputs, outputs))
+        layers.append((weight, weights[:, middle:end].unsqueeze(1)))
+        start = end
+    return layers
 
 
 # %% [markdown]
@@ -75,39 +79,40 @@ class EnsembleForward(torch.autograd.Function):
     """ReLU networks side by side with one output each: (batch, inputs) to (members, batch)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
-        """Run all members; `weights` are the weight and the bias of each layer in turn."""
-        h = x.expand(len(weights[0]), *x.shape)  # (members, batch, inputs), not copied
-        kept = [h]
-        for weight, bias in zip(weights[:-2:2], weights[1:-2:2], strict=True):
-            h = torch.baddbmm(bias, h, weight).relu_()
-            kept.append(h)
-        ctx.save_for_backward(*kept, *weights)
+    def forward(ctx: Any, x: Tensor, weights: Tensor, sizes: Sizes) -> Tensor:
+        """Run all members on the same inputs."""
+        *hidden, (weight, bias) = unpack(weights, sizes)
+        kept = [x.expand(len(weights), *x.shape)]  # (members, batch, inputs), not copied
+        for hidden_weight, hidden_bias in hidden:
+            kept.append(torch.baddbmm(hidden_bias, kept[-1], hidden_weight).relu_())
+        ctx.save_for_backward(weights, *kept)
+        ctx.sizes = sizes
         # One output: a row times a matrix is several times faster than a matrix times a column.
-        return torch.bmm(weights[-2].mT, h.mT).squeeze(1) + weights[-1].squeeze(2)
+        return torch.bmm(weight.mT, kept[-1].mT).squeeze(1) + bias.squeeze(2)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of x and of the weights, but for those that nobody wants."""
-        depth = len(ctx.saved_tensors) // 3
-        kept, weights = ctx.saved_tensors[:depth], ctx.saved_tensors[depth:]
-        learn = ctx.needs_input_grad[1]  # False where the critics only judge
-        grads: list[Tensor | None] = []
+        """Return the gradients of inputs and weights, but for those that nobody wants."""
+        weights, *kept = ctx.saved_tensors
+        layers, (wants_x, wants_weights, _) = unpack(weights, ctx.sizes), ctx.needs_input_grad
+        grads = torch.empty_like(weights) if wants_weights else None
+        slots = unpack(grads, ctx.sizes) if grads is not None else []
         delta = grad.unsqueeze(2)  # (members, batch, outputs)
-        for layer in reversed(range(depth)):
-            if learn:
-                narrow = layer == depth - 1
-                step = delta.mT @ kept[layer] if narrow else kept[layer].mT @ delta
-                grads = [step.mT if narrow else step, delta.sum(dim=1, keepdim=True), *grads]
-            if layer or ctx.needs_input_grad[0]:
-                weight = weights[2 * layer]
-                delta = delta * weight.mT if layer == depth - 1 else torch.bmm(delta, weight.mT)
-            if layer:
-                torch.ops.aten.threshold_backward.grad_input(
-                    delta, kept[layer], 0, grad_input=delta
-                )
-        x_grad = delta.sum(dim=0) if ctx.needs_input_grad[0] else None
-        return (x_grad, *(grads or [None] * len(weights)))
+        for i in reversed(range(len(layers))):
+            last, weight = i == len(layers) - 1, layers[i][0]
+            if slots:
+                slot, bias_slot = slots[i]
+                if last:
+                    torch.bmm(delta.mT, kept[i], out=slot.mT)
+                else:
+                    torch.bmm(kept[i].mT, delta, out=slot)
+                torch.sum(delta, dim=1, keepdim=True, out=bias_slot)
+            if i or wants_x:
+                delta = delta * weight.mT if last else torch.bmm(delta, weight.mT)
+            if i:  # where ReLU was shut, nothing passes
+                shut = torch.ops.aten.threshold_backward.grad_input
+                shut(delta, kept[i], 0, grad_input=delta)
+        return (delta.sum(dim=0) if wants_x else None), grads, None
 
 
 # %%
@@ -117,20 +122,19 @@ class Critics(nn.Module):
 
     def __init__(self, inputs: int, actions: int, hidden: tuple[int, ...], members: int) -> None:
         super().__init__()
-        sizes = itertools.pairwise((inputs + actions, *hidden, 1))
-        self.layers = nn.ModuleList(EnsembleLinear(members, *size) for size in sizes)
+        self.sizes: Sizes = tuple(itertools.pairwise((inputs + actions, *hidden, 1)))
+        bounds = [(1 / math.sqrt(n), (n + 1) * m) for n, m in self.sizes]  # as nn.Linear starts
+        rows = [torch.empty(members, count).uniform_(-bound, bound) for bound, count in bounds]
+        self.weights = nn.Parameter(torch.cat(rows, dim=1))  # (members, weights of one)
 
     def forward(
         self, obs: Tensor, action: Tensor, chosen: Tensor | None = None, learn: bool = True
     ) -> Tensor:
         """Return the values (batch, members) that all members, or the chosen ones, see."""
-        weights: list[Tensor] = [*self.parameters()]
-        if chosen is not None:
-            weights = [weight[chosen] for weight in weights]
-        if not learn:
-            weights = [weight.detach() for weight in weights]
+        weights = self.weights if learn else self.weights.detach()
+        weights = weights if chosen is None else weights[chosen]
         x = torch.cat([obs, action], dim=1)
-        return EnsembleForward.apply(x, *weights).t()
+        return EnsembleForward.apply(x, weights, self.sizes).t()
 
 
 # %% [markdown]

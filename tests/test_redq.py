@@ -153,7 +153,7 @@ def test_policy_maximises_the_mean_of_all_critics() -> None:
 
 def test_critics_start_apart() -> None:
     agent = REDQ(**SMALL)
-    first = next(agent.model.critics.parameters())
+    first = agent.model.critics.weights
     assert len(first) == 4 and all((first[0] != other).any() for other in first[1:])
 
 

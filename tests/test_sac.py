@@ -28,6 +28,7 @@ from rlbook.sac import (
     squashed_sample,
     temperature_loss,
     train_sac,
+    unpack,
 )
 from rlbook.settings import make_config, read_settings, shipped_configs
 
@@ -150,12 +151,12 @@ def test_slope_has_finite_gradients() -> None:
 
 def plain_critics(critics: Critics, x: Tensor) -> Tensor:
     """The same networks one by one, with autograd's own backward."""
-    outputs = []
-    for member in range(len(next(critics.parameters()))):
+    outputs, layers = [], unpack(critics.weights, critics.sizes)
+    for member in range(len(critics.weights)):
         h = x
-        for i, layer in enumerate(critics.layers):
-            h = h @ layer.weight[member] + layer.bias[member]  # type: ignore[index]
-            h = torch.relu(h) if i < len(critics.layers) - 1 else h
+        for i, (weight, bias) in enumerate(layers):
+            h = h @ weight[member] + bias[member]
+            h = torch.relu(h) if i < len(layers) - 1 else h
         outputs.append(h)
     return torch.cat(outputs, dim=1)
 
@@ -165,19 +166,18 @@ def test_critics_are_separate_networks(hidden: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     critics = Critics(3, 2, hidden, members=4).double()
     x = torch.randn(6, 5, dtype=torch.float64, requires_grad=True)
-    weights = list(critics.parameters())
     ours, plain = critics(x[:, :3], x[:, 3:]), plain_critics(critics, x)
     assert ours.shape == (6, 4)
     torch.testing.assert_close(ours, plain)
     direction = torch.randn_like(plain)
-    inputs = [x, *weights]
+    inputs: list[Any] = [x, critics.weights]
     for a, b in zip(
         torch.autograd.grad((ours * direction).sum(), inputs),
         torch.autograd.grad((plain * direction).sum(), inputs),
         strict=True,
     ):
         torch.testing.assert_close(a, b)
-    assert torch.autograd.gradcheck(EnsembleForward.apply, inputs)
+    assert torch.autograd.gradcheck(EnsembleForward.apply, (*inputs, critics.sizes))
 
 
 def test_chosen_critics_are_columns_of_all() -> None:
