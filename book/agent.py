@@ -606,10 +606,10 @@ def load(path: str | os.PathLike[str], device: str = "cpu") -> Agent:
     """Read an agent, whichever its algorithm, from a file or a run directory."""
     path = Path(path)
     if not path.is_dir():
-        return restore(read_checkpoint(path, device), path, device)
+        return restore(read_checkpoint(path), path, device)
     if not (path / "config.yaml").is_file():
         raise ValueError(f"{path} is not a run directory: it has no config.yaml.")
-    newest = CheckpointDirectory(path / "checkpoints").newest(device)
+    newest = CheckpointDirectory(path / "checkpoints").newest()
     if newest is None:
         raise ValueError(f"{path} has no checkpoint yet: go on with `rlbook resume {path}`.")
     return restore(newest[1], newest[0], device)

@@ -59,8 +59,8 @@ from rlbook.dqn import DQN
 from rlbook.envs import make_env
 from rlbook.figures import COLORS, filmstrip, pick_frames, use_style
 
-use_style()
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # draw without a screen
+use_style()
 agent = DQN("CartPole-v1", num_envs=4, n_step=10, tau=0.02, target_every=1, update_every=3,
             observation_scale=(1, 1, 8, 1), epsilon_steps=10_000, epsilon_floor=0.1,
             lr_decay_from=0.5, eval_every=1000, seed=0)

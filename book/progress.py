@@ -37,6 +37,7 @@ from types import FrameType
 from tqdm import tqdm
 
 from rlbook.envs import Evaluation
+
 # %% [markdown]
 # ## Where am I?
 #
@@ -133,6 +134,7 @@ class Progress:
             result = f", evaluation {self.notes['eval']}" if "eval" in self.notes else ""
             speed = f"{done:,} steps in {seconds:.1f} s ({done / seconds:,.0f} steps/s)"
             self.show(f"{self.label}: {speed}{result}")
+
 # %% [markdown]
 # The bar itself is `tqdm`'s. Its function `format_meter` makes the text from numbers alone, and by
 # hand we can say what it must hold: 250 of 1,000 steps in 2 seconds is 25 %, at 125 steps a second,
@@ -222,6 +224,7 @@ def catch_signals() -> Iterator[list[int]]:
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+
 # %% [markdown]
 # A signal that arrives inside is noted; the code after it still runs. By hand: the process sends
 # itself SIGTERM, number 15, in the second of three rounds.

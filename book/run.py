@@ -46,6 +46,7 @@ from rlbook.checkpoint import CheckpointDirectory
 from rlbook.envs import derive_seed, evaluate, make_env, make_vector_env, true_next_obs
 from rlbook.progress import Interrupted, Progress, RunFailed, catch_signals
 from rlbook.settings import make_config, read_settings, write_settings
+
 # %%
 import shutil
 import subprocess
@@ -179,6 +180,7 @@ class RunDirectory:
         """Drop what was written after a checkpoint: the resumed run writes it again."""
         with open(self.metrics_path, "ab") as file:
             file.truncate(min(size, file.tell()))  # never longer, should somebody have cut it
+
 # %% [markdown]
 # By hand: the first line is 21 bytes long with its newline. A second one is written after the
 # "checkpoint", lost in the crash, and gone after the cut:
@@ -208,6 +210,7 @@ def tensorboard_class() -> Any:
             "TensorBoard is not installed: `pip install 'rlbook[tensorboard]'` or drop the setting."
         ) from error
     return SummaryWriter
+
 # %% [markdown]
 # ## Collecting
 #
@@ -237,6 +240,7 @@ def check_finite(step: int, **numbers: np.ndarray) -> None:
     for what, values in numbers.items():
         if not np.isfinite(values).all():
             raise ValueError(f"The environment returned a {what} that is not finite, step {step}.")
+
 # %%
 assert crosses(step=1000, advance=4, every=1000)  # reached
 assert crosses(step=1002, advance=4, every=1000)  # passed, since four environments step at once
@@ -319,6 +323,7 @@ class Collector:
             self.returns = np.where(self.episode_start, 0.0, self.returns + reward)
         self.state = saved["state"]
         self.recent = deque(saved["recent"], maxlen=self.recent.maxlen)
+
 # %% [markdown]
 # The promise of `load_state_dict`, tried out: an agent steps 137 times, a second collector is
 # brought to the same moment, and both see the same observation. (With four environments, 137
@@ -363,6 +368,7 @@ class Averages:
         means = {name: total / self.count for name, total in self.sums.items()}
         self.sums, self.count = {}, 0
         return means
+
 # %%
 averages = Averages()
 averages.add({"loss": 1.0})
@@ -388,6 +394,7 @@ class RunResult:
     checkpoint: Path | None
     agent: Agent
     seconds: float  # of this process
+
 # %%
 #| export
 class Run:
@@ -514,6 +521,7 @@ class Run:
         for env in self.eval_envs:
             env.close()
         self.collector.envs.close()
+
 # %% [markdown]
 # ## Starting and resuming
 
@@ -538,7 +546,7 @@ def resume(
         settings["total_steps"] = total_steps
     agent = agent_class(config=make_config(agent_class.config_class, settings))
     agent.directory = directory
-    newest = directory.checkpoints.newest(agent.config.device)
+    newest = directory.checkpoints.newest()  # on the CPU: the agent moves what it must
     run = Run(agent, directory, progress)
     if newest:
         check_resumable(newest[0], newest[1], agent)
@@ -557,6 +565,7 @@ def check_resumable(path: Path, content: dict[str, Any], agent: Agent) -> None:
         raise ValueError(f"{path} holds a {found} agent, but the run is {agent.name}.")
     if "run" not in content:
         raise ValueError(f"{path} was saved by hand and is not a moment of a run: use rlbook.load.")
+
 # %% [markdown]
 # A short run in memory, without any files, to see the lines that it keeps:
 

@@ -381,7 +381,7 @@ def resume(
         settings["total_steps"] = total_steps
     agent = agent_class(config=make_config(agent_class.config_class, settings))
     agent.directory = directory
-    newest = directory.checkpoints.newest(agent.config.device)
+    newest = directory.checkpoints.newest()  # on the CPU: the agent moves what it must
     run = Run(agent, directory, progress)
     if newest:
         check_resumable(newest[0], newest[1], agent)
