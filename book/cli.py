@@ -13,6 +13,19 @@
 
 # %% [markdown]
 # # The command line
+#
+# Everything that the library does can be done from a shell, without a line of Python: train an
+# agent, kill it, go on, ask it what it would do, watch it play. In this chapter you build the
+# command `rlbook`. Its nine commands share one table, its flags come from the
+# [settings](settings.ipynb) by themselves, and whatever a user does wrong is answered with one
+# sentence and the exit code 2.
+#
+# | | |
+# |---|---|
+# | Builds on | [settings](settings.ipynb), [the agent](agent.ipynb), [the run](run.ipynb) |
+# | Same as in most tools | commands with flags, `--help`, exit codes that scripts can test |
+# | Different | no traceback for a mistake; a command is a function with a docstring |
+# | At the end | a whole session in a real shell: train, kill, resume, evaluate, watch, plot |
 
 # %%
 #| export
@@ -32,13 +45,13 @@ import numpy as np
 
 import rlbook
 from rlbook.envs import make_env, nearest
+from rlbook.progress import Interrupted, RunFailed
 from rlbook.settings import (
     Config,
     add_flags,
     flag_settings,
     gather_settings,
     make_config,
-    read_settings,
     shipped_configs,
 )
 
@@ -46,7 +59,80 @@ if TYPE_CHECKING:  # importing torch takes seconds: commands that need it import
     from rlbook.agent import Agent
 
 # %% [markdown]
+# The cells that only show something need a little more, and two ways to try a command: `say` calls
+# it inside this notebook, which is quick, and `shell`, further down, runs a real process.
+
+# %%
+import contextlib
+import io
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+from IPython.display import display
+from matplotlib.patches import FancyBboxPatch
+from PIL import Image
+
+from rlbook.figures import PALETTE, filmstrip, pick_frames, use_style
+
+use_style()
+folder = tempfile.TemporaryDirectory()  # where the commands of this chapter leave their files
+
+# %% [markdown]
+# A run directory stands in the middle. Two commands write to it, all others only read.
+
+# %% tags=["hide-input"]
+figure, ax = plt.subplots(figsize=(8.5, 3.1))
+boxes = [
+    (0.0, 2.2, 1.9, "my.yaml, --flags", PALETTE[0]),
+    (0.0, 1.2, 1.9, "train", PALETTE[0]),
+    (0.0, 0.2, 1.9, "resume", PALETTE[0]),
+    (3.3, 0.9, 2.4, "runs/a\n\nconfig.yaml\nmetrics.jsonl\ncheckpoints/", PALETTE[2]),
+    (7.2, 2.4, 1.3, "evaluate", PALETTE[3]),
+    (7.2, 1.65, 1.3, "predict", PALETTE[3]),
+    (7.2, 0.9, 1.3, "watch", PALETTE[3]),
+    (7.2, 0.15, 1.3, "plot", PALETTE[3]),
+]
+for x, y, width, text, color in boxes:
+    height = 1.3 if "yaml" in text else 0.45
+    style = {"boxstyle": "round,pad=0.08", "fc": "white", "ec": color}
+    ax.add_patch(FancyBboxPatch((x, y), width, height, **style))
+    ax.text(x + width / 2, y + height / 2, text, ha="center", va="center", family="monospace")
+results = ["mean and interval", "an action", "agent.gif", "curve.png"]
+for y, result in zip((2.62, 1.87, 1.12, 0.37), results, strict=True):
+    ax.annotate("", (7.05, y), (5.85, 1.55), arrowprops={"arrowstyle": "->", "color": "#555555"})
+    ax.text(8.75, y, result, va="center", fontsize=9)
+black = {"arrowstyle": "->", "color": "black"}
+ax.annotate("", (0.95, 1.78), (0.95, 2.07), arrowprops=black)
+ax.annotate("", (3.15, 1.5), (2.05, 1.42), arrowprops=black)
+ax.annotate("", (3.15, 1.2), (2.05, 0.5), arrowprops={**black, "arrowstyle": "<->"})
+ax.set(xlim=(-0.2, 10.6), ylim=(0.0, 3.0))
+ax.axis("off")
+plt.show()
+
+# %% [markdown]
 # ## A parser that speaks in sentences
+#
+# Python's `argparse` answers a mistake with the usage of the whole command, however long, and the
+# complaint at its end. With the forty flags of a training command that is a screenful:
+
+# %%
+plain = argparse.ArgumentParser(prog="rlbook train")
+add_flags(plain, Config)
+said = io.StringIO()
+with contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
+    plain.parse_args(["--total-step", "100", "--sead", "1"])
+print(said.getvalue())
+
+# %% [markdown]
+# Worse, `--total-step` was taken for `--total-steps`, because `argparse` completes what it can. A
+# script that relies on this breaks on the day when a second flag begins with the same letters.
+#
+# The parser of this book completes nothing, and its complaint is an exception with one sentence.
+# An unknown flag is answered with the nearest one that exists.
 
 # %%
 #| export
@@ -77,8 +163,21 @@ class Parser(argparse.ArgumentParser):
         return options
 
 
+# %%
+parser = Parser("train")
+add_flags(parser, Config)
+for words in (["--sead", "1"], ["--total-step", "100"], ["--seed"], ["now"]):
+    try:
+        parser.parse(words)
+    except ValueError as error:
+        print(error)
+
 # %% [markdown]
 # ## A table of commands
+#
+# A command is a function that takes a parser and the words that were typed, and returns an exit
+# code. A decorator puts it into the table, its docstring is its line of help, and an example
+# belongs to each.
 
 # %%
 #| export
@@ -131,6 +230,10 @@ def help_text() -> str:
 
 # %% [markdown]
 # ## What there is
+#
+# The algorithms announce themselves, so this command never needs to be touched again. Note what is
+# *not* at the top of this chapter: torch. Importing it takes seconds, and `rlbook --help` must not.
+# `rlbook.ALGORITHMS` imports the algorithms when it is first asked for.
 
 # %%
 #| export
@@ -148,6 +251,10 @@ def list_command(parser: Parser, arguments: list[str]) -> int:
 
 # %% [markdown]
 # ## Whose settings?
+#
+# The flags of `rlbook train` depend on the algorithm, and the algorithm may stand in a file that a
+# flag names. So the words are read twice: first only for the algorithm and `--config`, then with
+# all the flags of that algorithm. The algorithm, if it is named, comes first; exercise 2 asks why.
 
 # %%
 #| export
@@ -196,7 +303,23 @@ def parse_training(
 
 
 # %% [markdown]
+# The order of the last line is the order of precedence: what is typed overrides what the file says,
+# and what the file says overrides the default.
+
+# %%
+with contextlib.chdir(folder.name):
+    Path("my.yaml").write_text("algo: dqn\nconfig: cartpole\nlr: 5e-4\nseed: 3\n")
+    words = ["--config", "my.yaml", "--seed", "4"]
+    agent_class, settings, _ = parse_training(Parser("train"), words)
+config: Any = make_config(agent_class.config_class, settings)
+print(f"{agent_class.name}: n_step {config.n_step}, lr {config.lr}, seed {config.seed}")
+
+# %% [markdown]
 # ## Training and resuming
+#
+# In Python a run without `run_dir` writes nothing. In a shell that would throw the result away with
+# the process, so a run gets a directory named after what is trained. It is made before the first
+# step, and one that holds a run already is left alone.
 
 # %%
 #| export
@@ -246,21 +369,22 @@ def resume_command(parser: Parser, arguments: list[str]) -> int:
     from rlbook.run import RunDirectory, resume
 
     directory = RunDirectory.open(options.run)
-    wanted = total_steps or read_settings(directory.config_path).get("total_steps")
     reached = max([int(path.stem.split("_")[1]) for path in directory.checkpoints.paths()] or [0])
-    if isinstance(wanted, int) and reached >= wanted:
-        more = f"`rlbook resume {options.run} --total-steps {2 * reached}` would go on."
-        if total_steps is not None:
-            raise ValueError(f"{options.run} is already at step {reached:,}: {more}")
-        print(f"{options.run} is finished, at step {reached:,}: {more}")
-        return 0
+    if total_steps is not None and total_steps < reached:
+        raise ValueError(f"{options.run} is already at step {reached:,}: ask for more steps.")
     result = resume(options.run, total_steps)
+    if reached and result.agent.global_step == reached:
+        print(f"{options.run} was finished already: ask for more steps with --total-steps.")
     announce(options.run, result.metrics, result.seconds)
     return 0
 
 
 # %% [markdown]
 # ## Using a trained agent
+#
+# The remaining commands load the agent with `rlbook.load`, whichever algorithm it is, and use it.
+# `evaluate` plays episodes that were not learned from, and prints the mean with its interval. Its
+# numbers are checked by the parser, which calls `count` on the text.
 
 # %%
 #| export
@@ -303,6 +427,11 @@ def evaluate_command(parser: Parser, arguments: list[str]) -> int:
     return 0
 
 
+# %% [markdown]
+# `predict` takes JSON and prints JSON, so that any other program can ask the agent. An image is too
+# long for a command line: it comes as a `.npy` file. NumPy can hide a pickle in such a file, and
+# unpickling runs code, so that is turned off.
+
 # %%
 #| export
 def read_observation(text: str) -> np.ndarray:
@@ -322,6 +451,17 @@ def read_observation(text: str) -> np.ndarray:
         ) from error
 
 
+# %%
+print(read_observation("[0.1, 0, 0, 0]"), read_observation("[[1, 2], [3, 4]]").shape)
+for text in ("0.1, 0, 0, 0", "[1, [2]]", "nowhere.npy"):
+    try:
+        read_observation(text)
+    except ValueError as error:
+        print(error)
+
+
+# %%
+#| export
 @command("predict", 'rlbook predict runs/a --observation "[0.1, 0, 0, 0]"')
 def predict_command(parser: Parser, arguments: list[str]) -> int:
     """Print as JSON what the agent does where it sees an observation, or each of a batch."""
@@ -342,6 +482,10 @@ def predict_command(parser: Parser, arguments: list[str]) -> int:
     return 0
 
 
+# %% [markdown]
+# `watch` lets the agent play in an environment that returns pictures, and writes them as an
+# animation with `save_gif` from [figures](figures.ipynb).
+
 # %%
 #| export
 def play(agent: "Agent", env: gym.Env, seed: int, max_steps: int) -> tuple[list[np.ndarray], float]:
@@ -361,7 +505,8 @@ def play(agent: "Agent", env: gym.Env, seed: int, max_steps: int) -> tuple[list[
 
 
 def make_visible(config: Config) -> gym.Env:
-    """Make an environment that draws itself."""
+    """Make an environment that draws itself, without a window."""
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame looks for a screen otherwise
     plain = make_env(config.env_id, config.env_kwargs)
     plain.close()
     if "rgb_array" not in plain.metadata.get("render_modes", []):
@@ -407,6 +552,10 @@ def watch_command(parser: Parser, arguments: list[str]) -> int:
     return 0
 
 
+# %% [markdown]
+# `plot` draws the curves of any runs. Runs that differ in nothing but their seed become a mean with
+# a band.
+
 # %%
 #| export
 @command("plot", "rlbook plot runs/a runs/b --out curve.png")
@@ -427,6 +576,9 @@ def plot_command(parser: Parser, arguments: list[str]) -> int:
 
 # %% [markdown]
 # ## Many seeds
+#
+# One seed is an anecdote. `sweep` trains several side by side, and variants of the settings if
+# asked; what happens inside is the chapter on [sweeps](sweep.ipynb).
 
 # %%
 #| export
@@ -465,6 +617,9 @@ def sweep_command(parser: Parser, arguments: list[str]) -> int:
 
 # %% [markdown]
 # ## Making the library
+#
+# The last command belongs to the book itself: it writes this library
+# [from its chapters](tangle.ipynb).
 
 # %%
 #| export
@@ -480,6 +635,20 @@ def tangle_command(parser: Parser, arguments: list[str]) -> int:
 
 # %% [markdown]
 # ## What can go wrong
+#
+# A script that calls `rlbook` looks at the exit code, a person at the last line. Both deserve to
+# know whose fault it was:
+#
+# | exit code | what happened | what is printed |
+# |---|---|---|
+# | 0 | all is well | the result |
+# | 1 | the run failed: a loss that is not finite, a full disk | why, and the last good checkpoint |
+# | 2 | a mistake in what was typed or in a file | what is wrong and what to do |
+# | 130, 143 | Ctrl-C, SIGTERM (128 + number of the signal) | the checkpoint, and how to go on |
+# | 141 | the reader of a pipe went away | nothing |
+#
+# Results go to stdout, complaints to stderr, so that `rlbook predict ... | jq` never reads a
+# complaint.
 
 # %%
 #| export
@@ -514,15 +683,21 @@ def dispatch(arguments: list[str]) -> int:
     return entry.run(parser, arguments[1:])
 
 
+# %% [markdown]
+# `main` is the one place that knows exit codes. Look at what it does *not* catch: a `KeyError` or a
+# `TypeError` is nobody's typing mistake but a bug in this library, and keeps its traceback.
+
 # %%
 #| export
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `rlbook`: a user's mistake is one sentence and exit code 2."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    """Run `rlbook` and return its exit code; a user's mistake is one sentence and exit code 2."""
+    if os.getcwd() not in sys.path:  # so that `--env-id my_module:Name-v0` finds my_module.py here
+        sys.path.append(os.getcwd())
     with warnings.catch_warnings():
         warnings.showwarning = show_warning
+        warnings.filterwarnings("ignore", module="torch")  # about its own insides
         try:
-            code = dispatch(list(arguments))
+            code = dispatch(list(sys.argv[1:] if arguments is None else arguments))
             sys.stdout.flush()  # here, so that a closed pipe is noticed inside
             return code
         except SystemExit as leaving:  # argparse has printed its help
@@ -530,19 +705,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except ValueError as error:
             complain(error)
             return 2
-        except KeyboardInterrupt as error:
-            complain(error.args[0] if error.args else "Stopped.")
-            return 128 + getattr(error, "signal_number", 2)
+        except Interrupted as stopped:
+            complain(stopped)
+            return 128 + stopped.signal_number
+        except KeyboardInterrupt:
+            complain("Stopped.")
+            return 130
+        except RunFailed as error:
+            complain(error)
+            return 1
         except BrokenPipeError:  # the reader, such as `head`, has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
+        except MemoryError as error:
+            complain(f"There is not enough memory: {error}. A smaller buffer may help.")
+            return 1
         except OSError as error:
             complain(f"{error.filename or 'A file'} could not be used: {error.strerror or error}.")
-            return 1
-        except RuntimeError as error:
-            if type(error).__name__ != "RunFailed":  # a mistake of ours: show where
-                raise
-            complain(error)
             return 1
 
 
@@ -551,3 +730,278 @@ def main(arguments: Sequence[str] | None = None) -> int:
 # A cell in a notebook is called __main__ too, but it has no file.
 if __name__ == "__main__" and "__file__" in globals():
     sys.exit(main())
+
+
+# %%
+def say(line: str) -> None:
+    """Run a command inside the notebook, as if it had been typed."""
+    said = io.StringIO()
+    both = contextlib.redirect_stdout(said), contextlib.redirect_stderr(said)
+    with both[0], both[1], contextlib.chdir(folder.name):
+        code = main(shlex.split(line)[1:])
+    print(f"$ {line}\n{said.getvalue()}" + (f"(exit code {code})\n" if code else ""))
+
+
+say("rlbook --version")
+say("rlbook --help")
+
+# %% [markdown]
+# ## A session
+#
+# Now for real. `shell` starts a process as your shell would, in an empty folder, and prints what it
+# says. Train DQN on CartPole for a few seconds:
+
+
+# %%
+def start(line: str) -> subprocess.Popen[str]:
+    """Start a command in a process of its own."""
+    print(f"$ {line}", flush=True)
+    words = [sys.executable, "-m", "rlbook.cli", *shlex.split(line)[1:]]
+    out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(words, text=True, cwd=folder.name, **out)
+
+
+def shell(line: str) -> str:
+    """Run a command in a process of its own and show what it prints."""
+    process = start(line)
+    printed, _ = process.communicate()
+    print(printed + (f"(exit code {process.returncode})" if process.returncode else ""))
+    return printed
+
+
+shell("rlbook list")
+flags = "--config cartpole --total-steps 9000 --epsilon-steps 4000 --checkpoint-every 3000"
+process = start(f"rlbook train dqn {flags} --eval-every 1000 --seed 1 --run-dir runs/a")
+
+# %% [markdown]
+# While it learns, somebody reboots the machine: the process gets SIGTERM after its first
+# checkpoint. It writes another one at once and says how to go on.
+
+# %%
+while process.poll() is None and not list(Path(folder.name).glob("runs/a/checkpoints/*.pt")):
+    time.sleep(0.02)
+process.send_signal(signal.SIGTERM)
+printed, _ = process.communicate()
+print(printed, f"(exit code {process.returncode})", sep="")
+assert process.returncode == 143 and "rlbook resume runs/a" in printed
+
+# %%
+shell("rlbook resume runs/a")
+lines = (Path(folder.name) / "runs/a/metrics.jsonl").read_text().splitlines()
+evaluations = [json.loads(line) for line in lines if "eval_return_mean" in line]
+assert [line["global_step"] for line in evaluations] == list(range(1_000, 9_001, 1_000))
+
+# %% [markdown]
+# The run continued as if nothing had happened, to the last bit: that is the promise of the chapter
+# on [the run](run.ipynb). What has it learned?
+
+# %%
+shell("rlbook evaluate runs/a --episodes 20")
+answer = json.loads(shell('rlbook predict runs/a --observation "[0, 0, 0.1, 0.5]"'))
+assert answer["action"] == answer["q_values"].index(max(answer["q_values"]))
+
+# %% [markdown]
+# A pole that leans to the right and falls: the agent compares its two values and prints both. Watch
+# it play. The animation is a file for a browser; here are six of its frames.
+
+# %%
+shell("rlbook watch runs/a --out agent.gif --max-steps 200 --seed 1")
+with Image.open(Path(folder.name) / "agent.gif") as animation:
+    frames = []
+    for i in range(animation.n_frames):
+        animation.seek(i)
+        frames.append(np.asarray(animation.convert("RGB")))
+display(filmstrip(pick_frames(frames, 6)))
+
+# %% [markdown]
+# The learning curve of this one run:
+
+# %%
+shell("rlbook plot runs/a --out curve.png")
+display(Image.open(Path(folder.name) / "curve.png").resize((825, 424)))
+
+# %% [markdown]
+# Two seeds side by side, far too short to learn, only to show the form. And the library is as the
+# chapters say:
+
+# %%
+tiny = "--total-steps 300 --eval-every 150 --eval-episodes 2 --run-dir sweeps/tiny"
+shell(f"rlbook sweep dqn {tiny} --seeds 2")
+check = [sys.executable, "-m", "rlbook.cli", "tangle", "--check"]
+print("$ rlbook tangle --check")
+print("exit code", subprocess.run(check, capture_output=True, check=False).returncode)
+
+# %% [markdown]
+# ## Mistakes
+#
+# Each of these is one sentence, and nothing on the disk has changed after it.
+
+# %%
+before = {path: path.stat().st_mtime_ns for path in Path(folder.name).rglob("*")}
+for line in (
+    "rlbook trian dqn",
+    "rlbook train dqm",
+    "rlbook train dqn --totl-steps 100",
+    "rlbook train dqn --seed",
+    "rlbook train dqn --lr fast",
+    "rlbook train dqn --gamma 1.5",
+    "rlbook train dqn --config cartpol",
+    "rlbook train --config cartpole",
+    "rlbook train sac --config my.yaml",
+    "rlbook train dqn --env-id CartPol-v1",
+    "rlbook train dqn --env-id Pendulum-v1",
+    "rlbook train dqn --run-dir runs/a",
+    "rlbook resume runs/b",
+    "rlbook resume runs/a --total-steps 100",
+    "rlbook evaluate runs/a --episodes 0",
+    'rlbook predict runs/a --observation "[1, 2]"',
+    "rlbook watch runs/a --out agent.mp4",
+    "rlbook plot runs/a runs/b",
+    "rlbook sweep dqn --seeds 0",
+):
+    say(line)
+assert before == {path: path.stat().st_mtime_ns for path in Path(folder.name).rglob("*")}
+
+# %% [markdown]
+# ## Honest edges
+#
+# - `rlbook predict` gives a recurrent agent one observation without a past. To feed it an episode,
+#   use `agent.predict` in Python and hand the state on.
+# - `rlbook train dqn --help` has to import torch to know the flags, and takes seconds.
+# - The flags of an algorithm come after its name, and there is no completion of flags by the shell.
+#
+# ## Exercises
+#
+# **Exercise 1.** Write a command `rlbook settings RUN` that prints the settings of a run that are
+# not at their default. How many places do you have to change?
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# One. The decorator does the rest, help included.
+#
+# ```python
+# @command("settings", "rlbook settings runs/a")
+# def settings_command(parser: Parser, arguments: list[str]) -> int:
+#     """Print the settings of a run that are not at their default."""
+#     parser.add_argument("run", help="a run directory")
+#     options = parser.parse(arguments)
+#     config = rlbook.load(options.run).config
+#     default = type(config)()
+#     for name, value in vars(config).items():
+#         if value != getattr(default, name):
+#             print(f"{name}: {value}")
+#     return 0
+#
+# say("rlbook settings runs/a")
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 2.** Why must the algorithm stand before the flags? What would `--hidden 64 64 dqn`
+# mean?
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# A list takes as many words as follow, so `dqn` would be the third layer, and the complaint would
+# be about `hidden`. And before the algorithm is known, nobody knows which flags take a word: in
+# `--double dqn` it could be the value of a switch.
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 3.** `rlbook evaluate --json` prints `"interval": null` for one episode. Why not the
+# two NaN that `Evaluation.interval` returns?
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# JSON has no NaN. Python writes one all the same, and reads it, but other programs refuse the whole
+# line: `json.dumps({"low": float("nan")})` is `{"low": NaN}`.
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 4, a planted bug.** Somebody found the many `except` lines of `main` clumsy and wrote
+# this. It even answers more mistakes with one sentence than before. Look at the second answer: what
+# would you do with it?
+
+
+# %%
+def short_main(arguments: list[str]) -> int:
+    """Run `rlbook` (with a bug)."""
+    try:
+        return dispatch(arguments)
+    except Exception as error:
+        print(error)
+        return 2
+
+
+@command("best", "rlbook best runs/a")
+def best_command(parser: Parser, arguments: list[str]) -> int:
+    """Print the best evaluation of a run."""
+    parser.add_argument("run", help="a run directory")
+    path = Path(folder.name) / parser.parse(arguments).run / "metrics.jsonl"
+    rows = [json.loads(row) for row in path.read_text().splitlines()]
+    print(max(row["eval_return_mean"] for row in rows))
+    return 0
+
+
+print("exit code", short_main(["evaluate", "runs/a", "--episodes", "none"]))
+print("exit code", short_main(["best", "runs/a"]))
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# The answer is `'eval_return_mean'`, and the exit code blames the user. In truth `best` has a bug:
+# not every line of the metrics holds an evaluation, and the `KeyError` of the first that does not
+# was caught with everything else. Its traceback, which named the line, is gone. Catch what you can
+# explain, and let the rest be seen:
+#
+# ```python
+# try:
+#     main(["best", "runs/a"])
+# except KeyError as error:
+#     assert error.args == ("eval_return_mean",)
+# ```
+#
+# </details>
+
+# %%
+del COMMANDS["best"]  # tidy up: the table is the real one
+
+# %% [markdown]
+# **Exercise 5.** Run `rlbook list | head -1` and then `echo ${PIPESTATUS[0]}` in bash, with and
+# without the lines on `BrokenPipeError`. What does Python do by itself?
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# With the lines: 141 (or 0, if all was written before `head` left), and nothing on stderr. Without
+# them: a traceback, or *Exception ignored in: <_io.TextIOWrapper name='<stdout>'>* when Python
+# flushes what is left while it exits. That second flush is why stdout is pointed at the null device
+# before `main` returns.
+#
+# </details>
+
+# %% [markdown]
+# ## Use it
+#
+# ```
+# rlbook train dqn --config cartpole --seed 1 --run-dir runs/a
+# rlbook resume runs/a --total-steps 100000
+# rlbook evaluate runs/a --episodes 20
+# rlbook watch runs/a --out agent.gif
+# ```
+#
+# ```python
+# from rlbook.cli import main
+# main(["evaluate", "runs/a", "--json"])  # the same from Python; returns the exit code
+# ```

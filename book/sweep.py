@@ -13,6 +13,20 @@
 
 # %% [markdown]
 # # Sweeps
+#
+# One training run is an anecdote: with another seed the same code scores 500 or 200. In this
+# chapter you build the tool that made every comparison in this book. It trains each variant of an
+# algorithm with several seeds, one process per run and as many at a time as you have cores. You may
+# stop it at any moment, by Ctrl-C or by the plug: the same command goes on where it stopped and
+# repeats nothing. At the end it prints a mean with an interval for each variant, and writes one
+# small file that holds every curve, the settings, the seeds, the versions and the command.
+#
+# | | |
+# |---|---|
+# | Builds on | [the run](run.ipynb), whose exact resume it relies on; [settings](settings.ipynb) |
+# | Same as in most tools | a grid of settings, a pool of processes |
+# | Different | no database and no server: the run directories are the state |
+# | Used for | everything in `book/results/` |
 
 # %%
 #| export
@@ -44,7 +58,76 @@ from rlbook.run import Interrupted, RunDirectory, RunFailed, catch_signals, resu
 from rlbook.settings import Config, check_names, make_config, parse_yaml, read_settings
 
 # %% [markdown]
+# The cells that only show something need a little more.
+
+# %%
+import tempfile
+from statistics import NormalDist
+
+import matplotlib.pyplot as plt
+from scipy.special import stdtrit
+
+from rlbook.figures import COLORS, PALETTE, load_result, plot_result, use_style
+
+use_style()
+folder = Path(tempfile.mkdtemp())
+
+# %% [markdown]
+# ## The problem: how often is one seed wrong?
+#
+# Say that algorithm A is better than B by half a standard deviation of its score between seeds,
+# which is a large step forward in this field. You train each with $n$ seeds and believe the higher
+# mean. The difference of the two means has the standard deviation $\sigma\sqrt{2/n}$, so you are
+# wrong with probability
+#
+# $$P(\text{wrong}) = \Phi\Bigl(-\frac{d}{\sigma}\sqrt{\frac{n}{2}}\Bigr)$$
+#
+# where $\Phi$ is the normal distribution and $d/\sigma = 0.5$. By hand, for one seed:
+# $\Phi(-0.354) = 0.36$. You might as well toss a coin that is slightly bent.
+
+
+# %%
+def chance_of_error(n: np.ndarray, effect: float = 0.5) -> np.ndarray:
+    """Return how often the worse of two algorithms has the higher mean over n seeds."""
+    return np.array([NormalDist().cdf(-effect * np.sqrt(count / 2)) for count in n])
+
+
+def missed(n: int, factor: float, rng: np.random.Generator) -> float:
+    """Return how often mean ± factor · standard error of n seeds misses the true mean."""
+    scores = rng.normal(size=(20_000, n))
+    error = scores.std(axis=1, ddof=1) / np.sqrt(n)
+    return float(np.mean(np.abs(scores.mean(axis=1)) > factor * error))
+
+
+assert abs(chance_of_error(np.array([1]))[0] - 0.36) < 0.005
+seeds_axis, rng = np.arange(1, 41), np.random.default_rng(0)
+figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4))
+left.plot(seeds_axis, chance_of_error(seeds_axis), color=PALETTE[0])
+left.axhline(0.05, color=COLORS["random"], linestyle="--", linewidth=1)
+left.set(xlabel="seeds of each algorithm", ylabel="probability of believing the worse one")
+left.set(ylim=(0, 0.5), title="A is better than B by half a standard deviation")
+
+counts = np.array([2, 3, 4, 5, 7, 10, 15, 20])
+naive = [missed(n, 1.96, rng) for n in counts]
+student = [missed(n, float(stdtrit(n - 1, 0.975)), rng) for n in counts]
+right.plot(counts, naive, "o-", color=PALETTE[3], label="mean ± 1.96 standard errors")
+right.plot(counts, student, "o-", color=PALETTE[2], label="Student's t, as in this book")
+right.axhline(0.05, color=COLORS["random"], linestyle="--", linewidth=1)
+right.set(xlabel="seeds", ylabel="how often the interval misses the truth", ylim=(0, 0.4))
+right.set_title("a 95 % interval should miss in 5 %")
+right.legend()
+plt.show()
+
+# %% [markdown]
+# The left side says how many seeds a claim needs. The right side says that with few seeds the usual
+# ±1.96 standard errors promise too much: with three seeds a "95 % interval" misses the truth almost
+# every fifth time. Student's t makes it as wide as it has to be, and `mean_interval` from
+# [environments](envs.ipynb) does that.
+#
 # ## Variants
+#
+# A variant is a name and the settings in which it differs. A grid makes variants of all
+# combinations; what stands after `=` is read as YAML, so that lists work too.
 
 # %%
 #| export
@@ -66,6 +149,24 @@ def grid(words: Sequence[str]) -> Variants:
     }
 
 
+# %%
+print(grid(["lr=1e-3,3e-4", "hidden=[64],[64,64]"]))
+
+# %% [markdown]
+# Ablations have better names than `tau=1.0, target_every=1`, and stand in a file:
+#
+# ```yaml
+# algo: dqn
+# config: cartpole
+# seeds: 10
+# variants:
+#   all parts: {}
+#   no target network: {tau: 1.0, target_every: 1}
+#   1-step returns: {n_step: 1}
+# ```
+
+# %%
+#| export
 def check_variants(variants: Any) -> Variants:
     """Return named variants as they stand in a file, or say what is wrong with them."""
     if not isinstance(variants, dict) or not variants:
@@ -80,6 +181,10 @@ def check_variants(variants: Any) -> Variants:
 
 # %% [markdown]
 # ## The plan
+#
+# The whole sweep is a list. An entry holds all that is needed to do one run, and nothing that is
+# not plain text and numbers, so that it can be sent to another process, or one day to another
+# machine. Its settings are a new mapping each: exercise 3 shows why that matters.
 
 # %%
 #| export
@@ -109,6 +214,8 @@ def check_seeds(seeds: Any) -> list[int]:
     return list(seeds)
 
 
+# %%
+#| export
 def make_plan(
     algo: str, settings: dict[str, Any], variants: Variants, seeds: list[int], directory: Path
 ) -> list[Item]:
@@ -130,6 +237,15 @@ def make_plan(
         plan.append(Item(algo, variant, seed, run_dir, {**settings, **own}))
     return plan
 
+
+# %%
+for item in make_plan("dqn", {"total_steps": 2_000}, grid(["n_step=1,10"]), [0, 1], Path("runs/x")):
+    print(item)
+
+# %% [markdown]
+# A sweep runs for hours, so every mistake that can be found before it begins must be. And a folder
+# that holds runs with other settings must not be mixed with new ones. Note what is allowed: more
+# seeds and more variants in the same folder. What is there already is not repeated.
 
 # %%
 #| export
@@ -159,6 +275,12 @@ def check_plan(plan: Sequence[Item]) -> None:
 
 # %% [markdown]
 # ## One run
+#
+# `run_item` is the heart, and it has no state of its own. Called for the first time it trains;
+# called after a crash it goes on from the last checkpoint; called when all is done it only reads
+# what is there. So whoever calls it, in whichever process, need not remember anything. It leaves a
+# note of its seconds beside the run, since the metrics must not hold times: they would differ from
+# run to run.
 
 # %%
 #| export
@@ -203,6 +325,11 @@ def write_note(folder: str | Path, note: dict[str, Any]) -> None:
     os.replace(temporary, path)
 
 
+# %% [markdown]
+# Two processes in one run directory would ruin it. It is easily done: type the command twice, or
+# start again while an old process still writes its last checkpoint. A lock of the operating system
+# is given back when its holder dies, whatever it dies of; a file that merely exists would stay.
+
 # %%
 #| export
 @contextmanager
@@ -239,8 +366,28 @@ def run_item(item: Item) -> Outcome:
         return outcome
 
 
+# %%
+settings = {
+    **{"env_id": "CartPole-v1", "total_steps": 1_500, "warmup_steps": 200, "epsilon_steps": 800},
+    **{"eval_every": 500, "eval_episodes": 5, "checkpoint_every": 500, "update_every": 8},
+}
+item = make_plan("dqn", settings, {"dqn": {}}, [0], folder / "one")[0]
+for call in ("first", "second"):
+    clock = time.perf_counter()
+    outcome = run_item(item)
+    print(f"{call} call: {time.perf_counter() - clock:6.3f} s", outcome.steps, outcome.returns)
+
 # %% [markdown]
 # ## A process for each run
+#
+# One process per run: a crash takes nobody with it, and each has an interpreter of its own. The
+# hard part is to stop them. A sweep may end by Ctrl-C, by SIGTERM, or without any chance to say
+# goodbye, by SIGKILL or an empty battery. Its workers must stop in each case, or they would go on
+# for hours, unseen.
+#
+# The trick is a pipe. Each worker reads from its stdin, where nothing is ever written. When the
+# sweep ends, **however** it ends, the operating system closes the other end, the read returns, and
+# the worker sends itself SIGTERM, on which [a run](run.ipynb) writes a checkpoint and ends.
 
 # %%
 #| export
@@ -267,6 +414,10 @@ def worker(text: str) -> int:
         return 1
     return 0
 
+
+# %% [markdown]
+# The workers get a session of their own. Otherwise Ctrl-C in a terminal would reach them at the
+# same time as their parent, and a second signal stops a run at once, without its checkpoint.
 
 # %%
 #| export
@@ -309,6 +460,9 @@ class Workers:
         self.running.clear()
 
 
+# %% [markdown]
+# The loop that feeds them: start what fits, report what has ended, and on a signal stop all.
+
 # %%
 #| export
 def cores() -> int:
@@ -323,6 +477,8 @@ def last_words(item: Item, code: int) -> str:
     return said[-1] if said else f"its process ended with code {code}"
 
 
+# %%
+#| export
 def run_plan(plan: Sequence[Item], jobs: int, say: Callable[[str], None] = print) -> list[Item]:
     """Do all runs that are not finished, `jobs` at a time; return those that failed."""
     waiting = [item for item in plan if read_outcome(item.run_dir) is None]
@@ -355,6 +511,9 @@ def run_plan(plan: Sequence[Item], jobs: int, say: Callable[[str], None] = print
 
 # %% [markdown]
 # ## One small file
+#
+# The result is one JSON file with all that a figure needs, and all that a sceptic needs to make it
+# again. Of the settings it stores those that are not at their default.
 
 # %%
 #| export
@@ -371,6 +530,8 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **packages, "rlbook": rlbook.__version__}
 
 
+# %%
+#| export
 def collect(plan: Sequence[Item], command: str, seconds: float) -> dict[str, Any]:
     """Put the outcomes of all runs together in the form of a stored result."""
     runs: dict[str, dict[str, Any]] = {}
@@ -394,6 +555,10 @@ def collect(plan: Sequence[Item], command: str, seconds: float) -> dict[str, Any
     }
 
 
+# %% [markdown]
+# A stored result may have cost a day, so a file is only replaced by a newer result of the same
+# sweep. That is checked before the first run, not after the last.
+
 # %%
 #| export
 def check_out(out: Path, plan: Sequence[Item]) -> None:
@@ -416,6 +581,8 @@ def check_out(out: Path, plan: Sequence[Item]) -> None:
         raise ValueError(f"{out} holds a sweep with other {differ[0]}: choose another --out.")
 
 
+# %%
+#| export
 def write_result(out: Path, result: dict[str, Any]) -> None:
     """Write a result in one step, one curve a line."""
     text = json.dumps(result, indent=1)
@@ -440,6 +607,9 @@ def summary(result: dict[str, Any]) -> str:
 
 # %% [markdown]
 # ## The whole sweep
+#
+# If a run fails, the others go on, but no result is written: a mean over the seeds that happened to
+# survive is not the mean over seeds (exercise 5).
 
 # %%
 #| export
@@ -456,7 +626,7 @@ def sweep(
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Train every variant with every seed, side by side, and return and write the result."""
-    chosen = check_variants(variants or {algo: {}})
+    chosen = check_variants({algo: {}} if variants is None else variants)
     env_id = make_config(find_algorithm(algo).config_class, settings).env_id
     folder = Path(directory or "runs/sweep-" + re.sub(r"[^\w.]+", "-", f"{algo}-{env_id}"))
     plan = make_plan(algo, settings, chosen, check_seeds(seeds), folder)
@@ -485,3 +655,232 @@ def sweep(
 # A cell in a notebook is called __main__ too, but it has no file.
 if __name__ == "__main__" and "__file__" in globals():
     sys.exit(worker(sys.argv[1]))
+
+
+# %% [markdown]
+# ## Stopped in the middle
+#
+# What do 10-step returns buy on CartPole within a budget that is far too small for either variant?
+# Two variants, three seeds, six runs of a few seconds each. The command runs as your shell would
+# run it, and as soon as the first run has finished, somebody presses Ctrl-C.
+
+# %%
+budget = "--total-steps 4000 --epsilon-steps 2000 --eval-every 1000 --eval-episodes 5"
+line = f"sweep dqn --config cartpole {budget} --checkpoint-every 500 --seeds 3 --vary n_step=1,10"
+line += " --run-dir runs/steps --out steps.json"
+
+
+def start() -> subprocess.Popen[str]:
+    """Start the sweep in a process of its own."""
+    words = [sys.executable, "-m", "rlbook.cli", *line.split()]
+    out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(words, text=True, cwd=folder, **out)
+
+
+def finished_runs() -> dict[str, int]:
+    """Return the finished runs, with the time at which their metrics were last touched."""
+    runs = sorted((folder / "runs/steps").glob("*/seed_*"))
+    return {
+        f"{run.parent.name} {run.name}": (run / "metrics.jsonl").stat().st_mtime_ns
+        for run in runs
+        if read_outcome(run) is not None
+    }
+
+
+print(f"$ rlbook {line}")
+process = start()
+while not finished_runs() and process.poll() is None:
+    time.sleep(0.05)
+process.send_signal(signal.SIGINT)
+print(process.communicate()[0], f"(exit code {process.returncode})", sep="")
+assert process.returncode == 130
+before = finished_runs()
+print("finished:", ", ".join(before))
+
+# %% [markdown]
+# The same command again. It does not touch what was finished, and goes on with the rest:
+
+# %%
+print(f"$ rlbook {line}")
+process = start()
+print(process.communicate()[0])
+assert process.returncode == 0
+after = finished_runs()
+assert len(after) == 6 and all(after[run] == when for run, when in before.items())
+
+# %% [markdown]
+# Did the interruption change a number? Take one of the runs that were cut and do it once more
+# elsewhere, from beginning to end:
+
+# %%
+result = load_result(folder / "steps.json")
+cut = next(run for run in after if run not in before)
+variant, seed = cut.split()[0], int(cut[-1])
+own = {**result["runs"][variant]["settings"]}
+again = run_item(make_plan("dqn", own, {"again": {}}, [seed], folder / "runs/again")[0])
+print(cut, again.returns)
+assert again.returns == result["runs"][variant]["returns"][seed]
+
+# %% [markdown]
+# Not one digit. The file holds all of it, and `plot_result` draws it:
+
+# %%
+figure, ax = plt.subplots()
+plot_result(ax, result, {"n_step=1": "1 step", "n_step=10": "10 steps"})
+plt.show()
+small = {**result, "runs": "..."}
+print(json.dumps(small, indent=1), f"{(folder / 'steps.json').stat().st_size:,} bytes", sep="\n")
+
+# %% [markdown]
+# Three seeds give a band from here to the moon, which is the truth about three seeds. The chapters
+# use ten.
+#
+# ## Mistakes
+
+# %%
+mistakes: dict[str, dict[str, Any]] = {
+    "no seeds": {"seeds": 0},
+    "the same seed twice": {"seeds": [1, 1]},
+    "an unknown setting": {"variants": {"fast": {"lrr": 0.1}}},
+    "a wrong value": {"variants": {"fast": {"lr": "very"}}},
+    "a seed in a variant": {"variants": {"lucky": {"seed": 7}}},
+    "an unknown environment": {"variants": {"other": {"env_id": "CartPoel-v1"}}},
+    "another sweep's result": {"out": folder / "steps.json"},
+}
+for what, wrong in mistakes.items():
+    try:
+        sweep("dqn", settings, directory=folder / "runs/wrong", **wrong)
+    except ValueError as error:
+        print(f"{what:24} {str(error).replace(f'{folder}{os.sep}', '')}")
+assert not (folder / "runs/wrong").exists()
+
+# %% [markdown]
+# ## Honest edges
+#
+# - The interval is over seeds, of the score of the last evaluation. It says nothing about other
+#   environments, and it takes scores for normal; with a few runs that fail completely they are not.
+#   Agarwal et al. (2021) recommend the interquartile mean with a bootstrap for such cases.
+# - The seeds of two variants are the same numbers, but the runs share no randomness after the first
+#   update. Treat them as independent.
+# - Seconds are counted while several runs share a machine. Compare them within one sweep only.
+# - After a SIGKILL the seconds of the killed process are lost; the numbers of the run are not.
+#
+# ## Exercises
+#
+# **Exercise 1.** How many seeds does it take to believe the worse algorithm in at most 5 % of the
+# cases, if the better one is better by half a standard deviation? Solve the formula for $n$, then
+# read it off the figure.
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# $\Phi(-1.645) = 0.05$, so $0.5\sqrt{n/2} = 1.645$ and $n = 2 \cdot 3.29^2 = 21.6$: 22 seeds each.
+#
+# ```python
+# assert chance_of_error(np.array([21]))[0] > 0.05 > chance_of_error(np.array([22]))[0]
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 2.** A simpler sweep would catch Ctrl-C and SIGTERM and pass them on to its workers,
+# without pipes. Which end of the sweep would then leave workers behind?
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# SIGKILL, and with it the out-of-memory killer, `kill -9` and a crash of the interpreter: the
+# parent has no chance to pass anything on. Its pipes are closed in every case, because that is done
+# by the operating system and not by the parent.
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 3, a planted bug.** A shorter plan: one mapping of settings, the seed put into it for
+# each run. The sweep runs, and its result is wonderfully clear. Why should that alarm you?
+
+# %%
+shared = dict(settings)
+short_plan = []
+for seed in range(3):
+    shared["seed"] = seed
+    short_plan.append(shared)
+
+
+def pretend_to_train(config: dict[str, Any]) -> float:
+    """Stand for a training run: its score depends on the seed alone."""
+    return float(np.random.default_rng(config["seed"]).normal(400, 80))
+
+
+scores = np.array([pretend_to_train(config) for config in short_plan])
+mean, low, high = mean_interval(scores)
+print(f"mean {mean:.1f}, 95 % interval {low:.1f} to {high:.1f}")
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# All three entries are the *same* mapping, and it holds the last seed: the sweep trained seed 2
+# three times. Identical scores give an interval of width zero. A band that vanishes is the sign of
+# a broken sweep, not of a stable algorithm. `make_plan` builds a new mapping for each run.
+#
+# ```python
+# assert {id(config) for config in short_plan} == {id(shared)} and shared["seed"] == 2
+# good = make_plan("dqn", settings, {"dqn": {}}, [0, 1, 2], Path("runs/x"))
+# assert len({id(item.settings) for item in good}) == 3
+# assert [item.config().seed for item in good] == [0, 1, 2]
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 4.** The plan lists all variants of seed 0 first, then those of seed 1, and so on. What
+# is good about this order when a sweep is stopped half way?
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# Every variant then has about the same number of finished seeds, and a first comparison is fair.
+# The other order would have all seeds of the first variant and none of the last. It also spreads a
+# slow hour of the machine over all variants.
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 5.** Half of the runs of a variant end with a loss that is not finite. Somebody
+# suggests to average the rest. With scores of 400 for a sound run and 0 for a failed one, what do
+# they report, and what is true?
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# They report 400, and the truth is 200: whoever uses this variant gets 0 in half of the cases. A
+# failed run is a result. So the sweep says which runs failed, and leaves it to you to give them a
+# score or to mend the variant.
+#
+# </details>
+
+# %% [markdown]
+# ## Use it
+#
+# ```
+# rlbook sweep dqn --config cartpole --seeds 5
+# rlbook sweep dqn --config cartpole --seeds 5 --vary lr=1e-3,3e-4 --out lr.json
+# rlbook sweep --config ablation.yaml --out ablation.json
+# ```
+#
+# ```python
+# from rlbook.sweep import sweep
+# result = sweep("dqn", {"total_steps": 20_000}, variants={"wide": {"hidden": [256, 256]}}, seeds=5)
+# ```
+#
+# ## References
+#
+# - P. Henderson et al. (2018). Deep reinforcement learning that matters. *AAAI*.
+# - C. Colas, O. Sigaud, P.-Y. Oudeyer (2018). How many random seeds? arXiv:1806.08295.
+# - R. Agarwal et al. (2021). Deep reinforcement learning at the edge of the statistical precipice.
+#   *NeurIPS*.

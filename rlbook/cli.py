@@ -49,13 +49,13 @@ import numpy as np
 
 import rlbook
 from rlbook.envs import make_env, nearest
+from rlbook.progress import Interrupted, RunFailed
 from rlbook.settings import (
     Config,
     add_flags,
     flag_settings,
     gather_settings,
     make_config,
-    read_settings,
     shipped_configs,
 )
 
@@ -238,15 +238,12 @@ def resume_command(parser: Parser, arguments: list[str]) -> int:
     from rlbook.run import RunDirectory, resume
 
     directory = RunDirectory.open(options.run)
-    wanted = total_steps or read_settings(directory.config_path).get("total_steps")
     reached = max([int(path.stem.split("_")[1]) for path in directory.checkpoints.paths()] or [0])
-    if isinstance(wanted, int) and reached >= wanted:
-        more = f"`rlbook resume {options.run} --total-steps {2 * reached}` would go on."
-        if total_steps is not None:
-            raise ValueError(f"{options.run} is already at step {reached:,}: {more}")
-        print(f"{options.run} is finished, at step {reached:,}: {more}")
-        return 0
+    if total_steps is not None and total_steps < reached:
+        raise ValueError(f"{options.run} is already at step {reached:,}: ask for more steps.")
     result = resume(options.run, total_steps)
+    if reached and result.agent.global_step == reached:
+        print(f"{options.run} was finished already: ask for more steps with --total-steps.")
     announce(options.run, result.metrics, result.seconds)
     return 0
 
@@ -345,7 +342,8 @@ def play(agent: "Agent", env: gym.Env, seed: int, max_steps: int) -> tuple[list[
 
 
 def make_visible(config: Config) -> gym.Env:
-    """Make an environment that draws itself."""
+    """Make an environment that draws itself, without a window."""
+    os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame looks for a screen otherwise
     plain = make_env(config.env_id, config.env_kwargs)
     plain.close()
     if "rgb_array" not in plain.metadata.get("render_modes", []):
@@ -481,12 +479,14 @@ def dispatch(arguments: list[str]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run `rlbook`: a user's mistake is one sentence and exit code 2."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    """Run `rlbook` and return its exit code; a user's mistake is one sentence and exit code 2."""
+    if os.getcwd() not in sys.path:  # so that `--env-id my_module:Name-v0` finds my_module.py here
+        sys.path.append(os.getcwd())
     with warnings.catch_warnings():
         warnings.showwarning = show_warning
+        warnings.filterwarnings("ignore", module="torch")  # about its own insides
         try:
-            code = dispatch(list(arguments))
+            code = dispatch(list(sys.argv[1:] if arguments is None else arguments))
             sys.stdout.flush()  # here, so that a closed pipe is noticed inside
             return code
         except SystemExit as leaving:  # argparse has printed its help
@@ -494,19 +494,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except ValueError as error:
             complain(error)
             return 2
-        except KeyboardInterrupt as error:
-            complain(error.args[0] if error.args else "Stopped.")
-            return 128 + getattr(error, "signal_number", 2)
+        except Interrupted as stopped:
+            complain(stopped)
+            return 128 + stopped.signal_number
+        except KeyboardInterrupt:
+            complain("Stopped.")
+            return 130
+        except RunFailed as error:
+            complain(error)
+            return 1
         except BrokenPipeError:  # the reader, such as `head`, has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
+        except MemoryError as error:
+            complain(f"There is not enough memory: {error}. A smaller buffer may help.")
+            return 1
         except OSError as error:
             complain(f"{error.filename or 'A file'} could not be used: {error.strerror or error}.")
-            return 1
-        except RuntimeError as error:
-            if type(error).__name__ != "RunFailed":  # a mistake of ours: show where
-                raise
-            complain(error)
             return 1
 
 

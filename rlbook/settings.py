@@ -328,7 +328,8 @@ def read_flag(typed: str | Sequence[str], hint: Any) -> Any:
         alone = len(typed) == 1 and typed[0].startswith("[")  # "[64, 64]" is the whole list
         return read_flag(typed[0], None) if alone else [read_flag(word, hint) for word in typed]
     parts = (hint, *typing.get_args(hint))
-    if typing.get_origin(hint) is not dict and (str in parts or typed in parts):
+    wants_text = str in parts or any(isinstance(part, str) for part in parts)  # or such a choice
+    if wants_text and typing.get_origin(hint) is not dict:
         return typed
     try:
         return yaml.safe_load(typed)

@@ -437,7 +437,7 @@ def sweep(
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Train every variant with every seed, side by side, and return and write the result."""
-    chosen = check_variants(variants or {algo: {}})
+    chosen = check_variants({algo: {}} if variants is None else variants)
     env_id = make_config(find_algorithm(algo).config_class, settings).env_id
     folder = Path(directory or "runs/sweep-" + re.sub(r"[^\w.]+", "-", f"{algo}-{env_id}"))
     plan = make_plan(algo, settings, chosen, check_seeds(seeds), folder)

@@ -1,0 +1,19 @@
+"""The example runs as a stranger would run it, only shorter."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def test_dqn_cartpole_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main = runpy.run_path(str(EXAMPLES / "dqn_cartpole.py"))["main"]
+    score = main(steps=1_500)
+    said = capsys.readouterr().out
+    assert f"after {score:.1f} (95 % interval" in said and "push to the" in said
+    assert list(tmp_path.iterdir()) == []  # it leaves nothing behind

@@ -1,0 +1,268 @@
+"""Settings: one field is a keyword, a key and a flag, with the same checks and the same words."""
+
+import argparse
+import copy
+import pickle
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rlbook.settings import (
+    Config,
+    add_flags,
+    convert,
+    find_config,
+    flag_settings,
+    gather_settings,
+    make_config,
+    read_settings,
+    setting,
+    shipped_configs,
+    write_settings,
+)
+
+
+@dataclass(kw_only=True)
+class ToyConfig(Config):
+    """One setting of each type."""
+
+    hidden: tuple[int, ...] = setting((64, 64), "Units of each layer.", low=1)
+    lr: float = setting(1e-3, "Learning rate, in 100 % of the cases.", above=0)
+    gamma: float = setting(0.99, "Discount.", low=0, high=1)
+    clip: float | None = setting(None, "Clip the gradient to this norm.", above=0)
+    kind: Literal["relu", "on"] = setting("relu", "Between the layers.")
+    names: tuple[str, ...] = setting((), "Names.")
+    double: bool = setting(True, "Whether to be double.")
+
+    def check(self) -> None:
+        """Raise where settings contradict each other."""
+        if self.kind == "on" and not self.double:
+            raise ValueError("Setting 'kind' can be 'on' only with 'double'.")
+
+
+def from_shell(*words: str) -> dict[str, Any]:
+    """Return the settings that flags name."""
+    parser = argparse.ArgumentParser()
+    add_flags(parser, ToyConfig)
+    return flag_settings(parser.parse_args(words), ToyConfig)
+
+
+SAME = [
+    ({"hidden": (32, 16)}, "hidden: [32, 16]", ["--hidden", "32", "16"]),
+    ({"hidden": [32, 16]}, "hidden: [32, 16]", ["--hidden", "[32, 16]"]),
+    ({"hidden": (8,)}, "hidden: [8]", ["--hidden", "8"]),
+    ({"hidden": ()}, "hidden: []", ["--hidden", "[]"]),
+    ({"lr": 3e-4}, "lr: 3e-4", ["--lr", "3e-4"]),
+    ({"lr": 1}, "lr: 1", ["--lr=1"]),
+    ({"total_steps": 100_000}, "total_steps: 1e5", ["--total-steps", "1e5"]),
+    ({"seed": 2**53 + 1}, f"seed: {2**53 + 1}", ["--seed", str(2**53 + 1)]),
+    ({"clip": 0.5}, "clip: 0.5", ["--clip", "0.5"]),
+    ({"clip": None}, "clip: null", ["--clip", "null"]),
+    ({"kind": "on"}, "kind: 'on'", ["--kind", "on"]),
+    ({"names": ("1", "on")}, "names: ['1', 'on']", ["--names", "1", "on"]),
+    ({"double": False}, "double: false", ["--no-double"]),
+    ({"double": False}, "double: no", ["--double", "false"]),
+    ({"double": True}, "double: yes", ["--double"]),
+    ({"run_dir": "1"}, "run_dir: '1'", ["--run-dir", "1"]),
+    ({"env_kwargs": {"g": 9.8}}, "env_kwargs: {g: 9.8}", ["--env-kwargs", '{"g": 9.8}']),
+    ({"env_kwargs": {"g": 9.8}}, "env_kwargs: {g: 9.8}", ["--env-kwargs", "g: 9.8"]),
+]
+
+
+@pytest.mark.parametrize(("keywords", "text", "words"), SAME)
+def test_keyword_key_and_flag_mean_the_same(
+    keywords: dict[str, Any], text: str, words: list[str]
+) -> None:
+    made = ToyConfig(**keywords)
+    assert make_config(ToyConfig, yaml.safe_load(text)) == made
+    assert make_config(ToyConfig, from_shell(*words)) == made
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"lr": "fast"}, "Setting 'lr' must be a number, not 'fast'."),
+    ({"lr": True}, "Setting 'lr' must be a number, not True."),
+    ({"lr": 0}, "Setting 'lr' must be above 0, not 0.0."),
+    ({"lr": "nan"}, "Setting 'lr' must be finite, not nan."),
+    ({"lr": "inf"}, "Setting 'lr' must be finite, not inf."),
+    ({"lr": None}, "Setting 'lr' must be a number, not None."),
+    ({"gamma": 1.5}, "Setting 'gamma' must be at most 1, not 1.5."),
+    ({"seed": -1}, "Setting 'seed' must be at least 0, not -1."),
+    ({"seed": 1.5}, "Setting 'seed' must be a whole number, not 1.5."),
+    ({"total_steps": 0}, "Setting 'total_steps' must be at least 1, not 0."),
+    ({"hidden": 64}, "Setting 'hidden' must be a list, each entry a whole number, not 64."),
+    ({"hidden": [64, 0]}, "Setting 'hidden' must be at least 1, not 0."),
+    ({"clip": "x"}, "Setting 'clip' must be a number or nothing, not 'x'."),
+    ({"kind": "off"}, "Setting 'kind' must be one of 'relu', 'on', not 'off'."),
+    ({"double": 1}, "Setting 'double' must be true or false, not 1."),
+    ({"env_kwargs": [1]}, "Setting 'env_kwargs' must be a mapping, not [1]."),
+    ({"env_id": 3}, "Setting 'env_id' must be a text, not 3."),
+    ({"kind": "on", "double": False}, "Setting 'kind' can be 'on' only with 'double'."),
+    ({"gama": 0.9}, "Toy has no setting 'gama'. Did you mean 'gamma'?"),
+    ({"xyz": 1}, "Toy has no setting 'xyz'. `rlbook train toy --help` lists them."),
+]
+
+
+@pytest.mark.parametrize(("keywords", "message"), WRONG)
+def test_each_mistake_is_one_sentence_as_keyword_and_key(
+    keywords: dict[str, Any], message: str
+) -> None:
+    for make in (lambda: ToyConfig(**keywords), lambda: make_config(ToyConfig, keywords)):
+        with pytest.raises(ValueError) as raised:
+            make()
+        assert str(raised.value) == message
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--lr", "fast"], "Setting 'lr' must be a number, not 'fast'."),
+        (["--lr", "[1"], "Setting 'lr' must be a number, not '[1'."),
+        (["--lr", ""], "Setting 'lr' must be a number, not None."),
+        (["--gamma", "2"], "Setting 'gamma' must be at most 1, not 2.0."),
+        (["--hidden", "64", "a"], "must be a list, each entry a whole number, not [64, 'a']."),
+        (["--hidden", "[64"], "must be a list, each entry a whole number, not '[64'."),
+        (["--double", "maybe"], "Setting 'double' must be true or false, not 'maybe'."),
+        (["--kind", "off"], "Setting 'kind' must be one of 'relu', 'on', not 'off'."),
+        (["--env-kwargs", "5"], "Setting 'env_kwargs' must be a mapping, not 5."),
+    ],
+)
+def test_each_mistake_is_one_sentence_as_flag(words: list[str], message: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        from_shell(*words)
+    assert str(raised.value).endswith(message)
+
+
+def test_only_typed_flags_override_a_file() -> None:
+    from_file = {"lr": 0.5, "hidden": [256], "double": False}
+    config = make_config(ToyConfig, {**from_file, **from_shell("--seed", "3")})
+    assert (config.seed, config.lr, config.hidden, config.double) == (3, 0.5, (256,), False)
+
+
+def test_help_shows_doc_and_default_of_each_setting() -> None:
+    parser = argparse.ArgumentParser()
+    add_flags(parser, ToyConfig)
+    text = " ".join(parser.format_help().split())
+    assert "--hidden N [N ...] Units of each layer. [[64, 64]]" in text
+    assert "--lr X Learning rate, in 100 % of the cases. [0.001]" in text
+    assert "--kind relu|on Between the layers. [relu]" in text
+
+
+def test_numpy_numbers_are_numbers() -> None:
+    settings = {"seed": np.int64(3), "lr": np.float32(0.5), "hidden": list(np.array([8, 8]))}
+    config = make_config(ToyConfig, settings)
+    assert (config.seed, config.lr, config.hidden) == (3, 0.5, (8, 8))
+    assert all(type(size) is int for size in config.hidden)
+
+
+def test_mappings_are_not_shared_between_configs() -> None:
+    mine = {"g": 1}
+    first, second = ToyConfig(env_kwargs=mine), ToyConfig()
+    first.env_kwargs["h"] = 2
+    assert mine == {"g": 1} and second.env_kwargs == {} == ToyConfig().env_kwargs
+
+
+def test_a_config_can_be_copied_replaced_and_pickled() -> None:
+    config = ToyConfig(lr=0.5)
+    assert copy.deepcopy(config) == config == pickle.loads(pickle.dumps(config))
+    assert replace(config, seed=3).seed == 3
+    with pytest.raises(ValueError, match="at least 0"):
+        replace(config, seed=-3)
+
+
+@given(st.integers(0, 2**63))
+def test_whole_numbers_survive_yaml_and_shell(number: int) -> None:
+    assert convert(yaml.safe_load(str(number)), int) == number
+    assert convert(str(number), float) == float(number)
+
+
+@given(st.floats(1e-300, 1e300))
+def test_numbers_survive_yaml_and_shell(number: float) -> None:
+    assert convert(yaml.safe_load(repr(number)), float) == number
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    config = ToyConfig(hidden=(1, 2), env_kwargs={"size": [3, 4], "é": None}, names=("on",))
+    write_settings(path, "toy", config)
+    stored = read_settings(path)
+    assert stored.pop("algo") == "toy" and make_config(ToyConfig, stored) == config
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_yaml_cannot_hold_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    write_settings(path, "toy", ToyConfig())
+    before = path.read_text()
+    with pytest.raises(ValueError, match="env_kwargs' must hold plain numbers"):
+        write_settings(path, "toy", ToyConfig(env_kwargs={"f": object()}))
+    assert path.read_text() == before and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"lr: [1\nseed: 2", "is not valid YAML, line 2: "),
+        (b"\xff\xfe\x00", "is not valid YAML: it is not text in UTF-8."),
+        (b"a: \x00", "is not valid YAML"),
+        (b"", "must hold settings as `name: value`, one a line."),
+        (b"- 1\n- 2", "must hold settings as `name: value`, one a line."),
+        (b"1: 2", "must hold settings as `name: value`, one a line."),
+        (b"x: !!python/object/apply:os.system ['echo hi']", "is not valid YAML, line 1: "),
+    ],
+)
+def test_a_bad_file_is_one_sentence(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ValueError) as raised:
+        read_settings(path)
+    assert str(raised.value).startswith(str(path)) and message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_directory_is_no_config_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"Could not read .*: Is a directory\."):
+        read_settings(tmp_path)
+
+
+def test_configs_are_found_by_name_and_by_path(tmp_path: Path) -> None:
+    assert find_config("cartpole", "dqn") == shipped_configs()["dqn/cartpole"]
+    path = tmp_path / "my.yaml"
+    path.write_text("seed: 1")
+    assert find_config(str(path), None) == path
+    with pytest.raises(ValueError, match=r"config 'cartpol'. Did you mean 'cartpole'"):
+        find_config("cartpol", "dqn")
+    with pytest.raises(ValueError, match=r"no config file .*mi\.yaml.* Did you mean .*my\.yaml"):
+        find_config(str(tmp_path / "mi.yaml"), None)
+    with pytest.raises(ValueError, match=r"'cartpole.yaml'. Did you mean 'cartpole'"):
+        find_config("cartpole.yaml", "dqn")
+    with pytest.raises(ValueError, match="Say which algorithm"):
+        find_config("cartpole", None)
+
+
+def test_a_file_can_start_from_another(tmp_path: Path) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text("algo: dqn\nconfig: cartpole\nseed: 7\ntotal_steps: 5\n")
+    algo, settings = gather_settings(str(path), None)
+    assert algo == "dqn" and (settings["seed"], settings["total_steps"]) == (7, 5)
+    assert settings["env_id"] == "CartPole-v1" and "config" not in settings
+    with pytest.raises(ValueError, match=r"is for 'dqn', not for 'sac': name one algorithm\."):
+        gather_settings(str(path), "sac")
+    path.write_text(f"algo: sac\nconfig: {shipped_configs()['dqn/cartpole']}\n")
+    with pytest.raises(ValueError, match=r"is for 'sac', but its config .* for 'dqn'\."):
+        gather_settings(str(path), None)
+
+
+def test_every_shipped_config_is_valid_for_its_algorithm() -> None:
+    import rlbook
+
+    for name, path in shipped_configs().items():
+        algo, settings = gather_settings(str(path), None)
+        assert algo == name.split("/")[0]
+        if algo in rlbook.ALGORITHMS:
+            make_config(rlbook.ALGORITHMS[algo].config_class, settings)

@@ -1,0 +1,330 @@
+"""Sweeps: seeds and variants side by side, stopped and resumed, and one small file at the end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlbook.cli import main
+from rlbook.envs import mean_interval
+from rlbook.figures import load_result
+from rlbook.progress import RunFailed
+from rlbook.sweep import (
+    Item,
+    check_seeds,
+    grid,
+    make_plan,
+    read_outcome,
+    run_item,
+    run_plan,
+    summary,
+    sweep,
+)
+
+TINY: dict[str, Any] = {
+    "env_id": "rlbook/ObservationReward-v0",
+    "total_steps": 200,
+    "warmup_steps": 50,
+    "update_every": 10,
+    "eval_every": 100,
+    "eval_episodes": 2,
+    "checkpoint_every": 50,
+    "hidden": [8],
+}
+
+
+@pytest.fixture(scope="session")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], list[str]]:
+    """A sweep of two variants and two seeds in processes: its folder, its result, what it said."""
+    folder = tmp_path_factory.mktemp("swept")
+    said: list[str] = []
+    result = sweep(
+        "dqn",
+        TINY,
+        variants={"plain": {}, "fast & wide": {"lr": 0.01, "hidden": [16]}},
+        seeds=2,
+        directory=folder / "runs",
+        out=folder / "x.json",
+        command="rlbook sweep dqn",
+        say=said.append,
+    )
+    return folder, result, said
+
+
+Swept = tuple[Path, dict[str, Any], list[str]]
+
+
+def test_the_result_has_the_form_that_figures_read(swept: Swept) -> None:
+    folder, result, _ = swept
+    assert load_result(folder / "x.json") == json.loads(json.dumps(result))
+    keys = "command algo env_id seeds versions created seconds runs"
+    assert list(result) == keys.split()
+    assert result["command"] == "rlbook sweep dqn" and result["seeds"] == [0, 1]
+    assert list(result["versions"]) == ["python", "torch", "numpy", "gymnasium", "rlbook"]
+    run = result["runs"]["fast & wide"]
+    assert list(run) == ["settings", "steps", "returns", "final", "seconds"]
+    assert run["steps"] == [100, 200] and np.shape(run["returns"]) == (2, 2)
+    assert run["final"] == [curve[-1] for curve in run["returns"]]
+    assert len(run["seconds"]) == 2 and min(run["seconds"]) > 0
+    assert (folder / "x.json").stat().st_size < 2_000
+
+
+def test_settings_of_the_result_make_the_same_run_again(swept: Swept, tmp_path: Path) -> None:
+    _, result, _ = swept
+    run = result["runs"]["fast & wide"]
+    assert run["settings"]["lr"] == 0.01 and "seed" not in run["settings"]
+    item = Item("dqn", "again", 1, str(tmp_path / "r"), run["settings"])
+    assert run_item(item).returns == run["returns"][1]
+
+
+def test_each_run_is_reported_once_then_the_means(swept: Swept) -> None:
+    folder, result, said = swept
+    assert sorted(line[:5] for line in said[:4]) == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
+    assert sum("plain, seed 1: return" in line for line in said) == 1
+    mean, low, high = mean_interval(np.array(result["runs"]["plain"]["final"]))
+    assert f"mean {mean:8.2f}   95 % interval {low:8.2f} to {high:8.2f}   2 seeds" in said[-1]
+    assert str(folder / "x.json") in said[-1]
+
+
+def test_a_second_call_repeats_nothing(swept: Swept) -> None:
+    folder, result, _ = swept
+    files = [p for p in (folder / "runs").glob("*/*/**/*") if p.is_file()]
+    before = {path: path.stat().st_mtime_ns for path in files}
+    said: list[str] = []
+    again = sweep(
+        "dqn",
+        TINY,
+        variants={"plain": {}, "fast & wide": {"lr": 0.01, "hidden": [16]}},
+        seeds=2,
+        directory=folder / "runs",
+        out=folder / "x.json",
+        say=said.append,
+    )
+    assert said[0] == "4 of 4 runs are finished already." and len(said) == 2
+    assert {path: path.stat().st_mtime_ns for path in files} == before
+    assert again["runs"] == result["runs"] and again["seconds"] >= result["seconds"]
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """Start a sweep of long runs in a process of its own."""
+    settings = {**TINY, "total_steps": 100_000}
+    (folder / "base.yaml").write_text(json.dumps({"algo": "dqn", **settings}))
+    command = [sys.executable, "-m", "rlbook.cli", "sweep", "--config", "base.yaml", *words]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Return all checkpoints of a sweep."""
+    return sorted(folder.glob("runs/*/*/checkpoints/*.pt"))
+
+
+def workers(folder: Path) -> list[int]:
+    """Return the worker processes that still run for a sweep in a folder."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            here = os.readlink(entry / "cwd") == str(folder)
+        except OSError:
+            continue
+        if words[1:3] == ["-m", "rlbook.sweep"] and here:
+            found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
+def test_however_it_ends_its_workers_checkpoint_and_end(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    process = start(tmp_path, "--seeds", "3", "--jobs", "1", "--run-dir", "runs")
+    while not checkpoints(tmp_path):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=90)
+    assert process.returncode == code and out == ""
+    if code > 0:
+        assert err == "Stopped with 3 of 3 runs unfinished: the same command goes on.\n"
+        assert workers(tmp_path) == []  # they ended before their parent did
+    while workers(tmp_path):
+        time.sleep(0.02)
+    (run_dir,) = {path.parents[1] for path in checkpoints(tmp_path)}
+    assert read_outcome(run_dir) is None
+    assert json.loads((run_dir / "sweep.json").read_text())["finished"] is False
+
+
+def test_a_stopped_run_ends_with_the_numbers_of_one_left_alone(tmp_path: Path) -> None:
+    settings = {**TINY, "total_steps": 2_000, "log_every": 100}
+    cut, whole = (
+        make_plan("dqn", settings, {name: {}}, [0], tmp_path)[0] for name in ("cut", "whole")
+    )
+    text = json.dumps(vars(cut))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rlbook.sweep", text], stdin=subprocess.PIPE, cwd=tmp_path
+    )
+    while process.poll() is None and not list(Path(cut.run_dir).glob("checkpoints/*.pt")):
+        time.sleep(0.005)
+    assert process.stdin is not None
+    process.stdin.close()  # as when the sweep ends
+    assert process.wait(60) in (0, 143)
+    assert run_item(cut).returns == run_item(whole).returns
+    one, two = (Path(item.run_dir, "metrics.jsonl").read_bytes() for item in (cut, whole))
+    assert one == two
+
+
+def test_a_crash_is_reported_and_stops_nobody(tmp_path: Path) -> None:
+    said: list[str] = []
+    variants = {"bad": {"lr": 1e30}, "good": {}}
+    with pytest.raises(RunFailed, match=r"1 of 2 runs failed \(bad seed 0\): nothing is written"):
+        sweep("dqn", TINY, variants=variants, seeds=1, directory=tmp_path, say=said.append)
+    assert sum("bad, seed 0: failed: The run stopped at step" in line for line in said) == 1
+    assert sum("good, seed 0: return" in line for line in said) == 1
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_a_killed_worker_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = make_plan("dqn", {**TINY, "total_steps": 100_000}, {"dqn": {}}, [0], Path("runs"))
+    said: list[str] = []
+
+    def kill() -> None:
+        while not checkpoints(tmp_path):
+            time.sleep(0.02)
+        os.kill(workers(tmp_path)[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    failed = run_plan(plan, jobs=1, say=said.append)
+    killer.join()
+    assert failed == plan and said == ["[1/1] dqn, seed 0: failed: its process ended with code -9"]
+
+
+# Variants and plans ---------------------------------------------------------------------------
+
+
+def test_a_grid_combines_all_values() -> None:
+    assert grid(["lr=1e-3,3e-4", "hidden=[8],[8,8]"]) == {
+        "lr=1e-3, hidden=[8]": {"lr": "1e-3", "hidden": [8]},
+        "lr=1e-3, hidden=[8, 8]": {"lr": "1e-3", "hidden": [8, 8]},
+        "lr=3e-4, hidden=[8]": {"lr": "3e-4", "hidden": [8]},
+        "lr=3e-4, hidden=[8, 8]": {"lr": "3e-4", "hidden": [8, 8]},
+    }
+    assert list(grid(["n-step=1,2"]).values()) == [{"n_step": 1}, {"n_step": 2}]
+
+
+def test_every_run_has_a_directory_of_its_own() -> None:
+    plan = make_plan("dqn", {}, {"a/b": {}, "a b": {}, "../c": {}}, [0, 1], Path("x"))
+    paths = [Path(item.run_dir) for item in plan]
+    assert len(set(paths)) == 6
+    assert all(path.parts[0] == "x" and len(path.parts) == 3 for path in paths)
+    assert [item.seed for item in plan] == [0, 0, 0, 1, 1, 1]  # all variants advance together
+
+
+@pytest.mark.parametrize("seeds", [0, -1, True, 2.5, [], [1, 1], [-1], ["a"], "3", None])
+def test_bad_seeds_are_refused(seeds: Any) -> None:
+    with pytest.raises(ValueError, match="`seeds` must be a number above 0, or a list"):
+        check_seeds(seeds)
+
+
+def test_one_seed_has_no_interval() -> None:
+    assert "one seed" in summary({"runs": {"a": {"final": [1.0]}}})
+
+
+# Mistakes -------------------------------------------------------------------------------------
+
+MISTAKES: list[tuple[str, str]] = [
+    ("--seeds 0", "--seeds must be a whole number above 0, not '0': see `rlbook sweep --help`."),
+    ("--seeds two", "--seeds must be a whole number above 0, not 'two'"),
+    ("--jobs 0", "--jobs must be a whole number above 0"),
+    ("--vary lrr=1,2", "DQN has no setting 'lrr'."),
+    ("--vary lr=fast", "Setting 'lr' must be a number, not 'fast'."),
+    ("--vary lr=", "'lr=' must be a setting and its values, as in lr=1e-3,3e-4."),
+    ("--vary lr=[1", "'lr=[1' is not valid YAML"),
+    ("--vary seed=1,2", "A variant cannot set 'seed': the sweep does."),
+    ("--vary run_dir=a,b", "A variant cannot set 'run_dir': the sweep does."),
+    ("--eval-every 0", "A sweep compares evaluations: 'eval_every' must be above 0."),
+    ("--lr -1", "Setting 'lr' must be above 0, not -1.0."),
+    ("--sedes 3", "`rlbook sweep` has no flag '--sedes'. Did you mean '--seeds'?"),
+    ("--env-id OneStp-v0", "There is no environment 'OneStp-v0'."),
+    ("--vary env_id=CartPole-v1,Pendulum-v1", "'Pendulum-v1' has vector observations"),
+    ("--out x.txt", "The name of a result must end in .json, not be 'x.txt'."),
+    ("--out notes.json", "notes.json is not a stored result: it stays as it is."),
+    ("--seeds 2 --out x.json", "x.json holds a sweep with other settings: choose another --out."),
+    ("--seeds 3 --out x.json", "x.json holds a sweep with other seeds: choose another --out."),
+    ("--run-dir runs --lr 0.5", "holds a run with lr 0.001, not 0.5: choose another directory"),
+    ("--config bad.yaml", "Variant 'a' must be settings as `name: value`."),
+    ("--config none.yaml", "`variants` must hold at least one `name: {setting: value}`."),
+    ("--config two.yaml --vary lr=1,2", "The config file has `variants` already"),
+    ("--config two.yaml", "DQN has no setting 'lrr'."),
+    ("--config seeds.yaml", "`seeds` must be a number above 0, or a list of different"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), MISTAKES)
+def test_each_mistake_is_one_sentence_before_anything_runs(
+    line: str,
+    message: str,
+    swept: Swept,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.json").write_bytes((swept[0] / "x.json").read_bytes())
+    run = tmp_path / "runs" / "dqn" / "seed_0"
+    run.mkdir(parents=True)
+    stored = (swept[0] / "runs" / "plain" / "seed_0" / "config.yaml").read_text()
+    (run / "config.yaml").write_text(stored.replace("lr: 0.01", "lr: 0.001"))
+    base = {"algo": "dqn", **TINY}
+    files: dict[str, Any] = {
+        "base.yaml": base,
+        "bad.yaml": {**base, "variants": {"a": 1}},
+        "none.yaml": {**base, "variants": {}},
+        "two.yaml": {**base, "variants": {"a": {"lrr": 1}}},
+        "seeds.yaml": {**base, "seeds": [1, 1]},
+        "notes.json": {"my": "notes"},
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    before = {str(p): p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    words = line.split() if "--config" in line else ["--config", "base.yaml", *line.split()]
+    assert main(["sweep", *words]) == 2
+    out, err = capsys.readouterr()
+    assert message in err and err.count("\n") == 1 and out == ""
+    assert {str(p): p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+def run_here(plan: list[Item], jobs: int, say: Callable[[str], None]) -> list[Item]:
+    """Do the runs in this process: the plan and the files are the same."""
+    for item in plan:
+        run_item(item)
+    return []
+
+
+def test_named_variants_and_seeds_come_from_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    variants = {"all": None, "no double": {"double": False}}
+    content = {"algo": "dqn", **TINY, "total_steps": 100, "seeds": [4], "variants": variants}
+    Path("a.yaml").write_text(json.dumps(content))
+    monkeypatch.setattr("rlbook.sweep.run_plan", run_here)
+    assert main(["sweep", "--config", "a.yaml", "--out", "results/a.json"]) == 0
+    result = load_result("results/a.json")
+    assert result["command"] == "rlbook sweep --config a.yaml --out results/a.json"
+    assert result["seeds"] == [4] and list(result["runs"]) == ["all", "no double"]
+    assert result["runs"]["no double"]["settings"]["double"] is False
+    assert Path("runs/sweep-dqn-rlbook-ObservationReward-v0/no-double/seed_4").is_dir()
+    assert "The result is in results/a.json." in capsys.readouterr().out
