@@ -49,7 +49,6 @@ from rlbook.dqn import (
     epsilon_greedy,
     flatten_parameters,
     gradient_step,
-    polyak_update,
 )
 from rlbook.envs import derive_seed
 from rlbook.replay import ReplayBuffer
@@ -357,6 +356,8 @@ class Chunks:
 
     def to(self, device: torch.device) -> Self:
         """Move all tensors to a device."""
+        if self.obs.device == device:
+            return self
         moved = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
         return dataclasses.replace(self, state=tuple(p.to(device) for p in self.state), **moved)
 
@@ -649,7 +650,7 @@ class DRQN(Agent):
         self.inputs = observations + config.previous_action * self.choices
         self.online, self.target = self.make_network(), self.make_network()
         self.target.load_state_dict(self.online.state_dict())
-        self.weights = flatten_parameters(self.online)
+        self.weights, self.target_weights = map(flatten_parameters, (self.online, self.target))
         self.optimizer = torch.optim.Adam([self.weights], lr=config.lr, fused=True)
         self.replay = self.make_replay()
 
@@ -756,7 +757,7 @@ class DRQN(Agent):
         lr = config.lr_now(self.global_step)
         gradient_step(loss, self.optimizer, lr, config.max_grad_norm)
         if (self.updates + 1) % config.target_every == 0:
-            polyak_update(self.target, self.online, config.tau)
+            self.target_weights.data.lerp_(self.weights.data, config.tau)  # all weights at once
         values = {name: float(value) for name, value in metrics.items()}
         return UpdateResult(values["loss"], values)
 

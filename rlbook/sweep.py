@@ -8,6 +8,7 @@ __all__ = [
     "alone",
     "check_out",
     "check_plan",
+    "check_same",
     "check_seeds",
     "check_variants",
     "collect",
@@ -17,6 +18,7 @@ __all__ = [
     "last_words",
     "make_plan",
     "overrides",
+    "plain",
     "read_note",
     "read_outcome",
     "run_item",
@@ -143,23 +145,37 @@ def check_plan(plan: Sequence[Item]) -> None:
     tried: list[dict[str, Any]] = []
     for item in plan:
         config = item.config()
+        plain(item.settings)
         if config.eval_every == 0:
             raise ValueError("A sweep compares evaluations: 'eval_every' must be above 0.")
         if item.settings not in tried:
             find_algorithm(item.algo)(config=config)  # finds environment, spaces and device wrong
             tried.append(item.settings)
         path = Path(item.run_dir) / "config.yaml"
-        if not path.exists():
-            continue
-        there = {**read_settings(path), "run_dir": item.run_dir}
-        wanted = {"algo": item.algo, **vars(config)}
-        for name, value in wanted.items():
-            stored = there.get(name)
-            if (tuple(stored) if isinstance(stored, list) else stored) != value:
-                raise ValueError(
-                    f"{item.run_dir} holds a run with {name} {stored!r}, not {value!r}: "
-                    "choose another directory with --run-dir."
-                )
+        if path.exists():
+            check_same(read_settings(path), item)
+
+
+def check_same(stored: dict[str, Any], item: Item) -> None:
+    """Raise if the run that is there has other settings than the one that is wanted."""
+    there = plain({"algo": None, **vars(type(item.config())()), **stored})
+    wanted = plain({"algo": item.algo, **vars(item.config())})
+    for name, value in wanted.items():
+        if name != "run_dir" and there[name] != value:  # the whole sweep may have been moved
+            raise ValueError(
+                f"{item.run_dir} holds a run with {name} {there[name]!r}, not {value!r}: "
+                "choose another directory with --run-dir."
+            )
+
+
+def plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings as they come back from a file, where a tuple is a list."""
+    try:
+        return dict(json.loads(json.dumps(settings)))
+    except TypeError:
+        raise ValueError(
+            "A sweep needs settings that a file can hold: numbers, texts, lists and mappings."
+        ) from None
 
 
 # %% book/sweep.py · One run
@@ -394,7 +410,7 @@ def check_out(out: Path, plan: Sequence[Item]) -> None:
         raise ValueError(f"{out} is not a stored result: it stays as it is.") from None
     seeds = list(dict.fromkeys(item.seed for item in plan))
     settings = {item.variant: overrides(item.config()) for item in plan}
-    now = (plan[0].algo, seeds, json.loads(json.dumps(settings)))
+    now = (plan[0].algo, seeds, plain(settings))
     parts = ("algorithm", "seeds", "settings")
     differ = [part for part, a, b in zip(parts, before, now, strict=True) if a != b]
     if differ:

@@ -52,7 +52,7 @@ def trained() -> DQN:
     [
         (
             "Pendulum-v1",
-            r"'Pendulum-v1' has vector observations .* continuous actions .*: try .*sac",
+            r"'Pendulum-v1' has vector observations .* continuous actions .*: no algorithm of this",
         ),
         ("test/Table-v0", r"'test/Table-v0' has other observations .*: no algorithm of this book"),
         ("test/Picture-v0", r"'test/Picture-v0' has image observations"),
@@ -62,6 +62,14 @@ def test_spaces_that_do_not_fit_name_what_does(env_id: str, said: str) -> None:
     with pytest.raises(ValueError, match=said) as error:
         DQN(env_id)
     assert "but dqn needs vector observations and discrete actions" in str(error.value)
+
+
+def test_the_error_names_an_algorithm_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    fitting = type("Fitting", (), {"observations": "vector", "actions": "continuous"})
+    monkeypatch.setitem(REGISTRY, "fitting", fitting)
+    with pytest.raises(ValueError, match=r"dqn needs vector .* discrete actions: try fitting\."):
+        DQN("Pendulum-v1")
+
 
 
 class Empty(gym.Env[Any, Any]):

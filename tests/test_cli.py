@@ -1,6 +1,7 @@
 """The command line: a session from train to plot, and one sentence for every mistake."""
 
 import hashlib
+import importlib.metadata
 import json
 import os
 import pickle
@@ -438,6 +439,7 @@ def test_a_failed_run_says_why_and_exits_with_1(
 
 def test_the_package_is_light_and_names_what_there_is() -> None:
     assert rlbook.ALGORITHMS["dqn"] is DQN
+    assert rlbook.__version__ == importlib.metadata.version("rlbook")
     assert {"ALGORITHMS", "load", "__version__"} <= set(dir(rlbook))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         rlbook.nothing  # noqa: B018

@@ -232,6 +232,21 @@ def test_every_run_has_a_directory_of_its_own() -> None:
     assert [item.seed for item in plan] == [0, 0, 0, 1, 1, 1]  # all variants advance together
 
 
+def test_settings_that_no_file_can_hold_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="A sweep needs settings that a file can hold"):
+        sweep("dqn", {**TINY, "env_kwargs": {"f": object()}}, directory=tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_sweep_with_tuples_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlbook.sweep.run_plan", run_here)
+    settings = {**TINY, "total_steps": 100, "hidden": (8, 8)}
+    results = [
+        sweep("dqn", settings, seeds=1, directory=tmp_path, say=lambda line: None) for _ in range(2)
+    ]
+    assert results[0]["runs"] == results[1]["runs"]
+
+
 @pytest.mark.parametrize("seeds", [0, -1, True, 2.5, [], [1, 1], [-1], ["a"], "3", None])
 def test_bad_seeds_are_refused(seeds: Any) -> None:
     with pytest.raises(ValueError, match="`seeds` must be a number above 0, or a list"):
