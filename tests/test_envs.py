@@ -112,7 +112,7 @@ def test_missing_module_is_named() -> None:
 def test_what_is_not_installed_is_told_in_one_sentence() -> None:
     assert message("Ant-v3").startswith("Environment 'Ant-v3' cannot be made here: ")
 
-    def needs_more() -> gym.Env:
+    def needs_more(**kwargs: Any) -> gym.Env:
         raise gym.error.DependencyNotInstalled("pip install more")
 
     gym.register("tests/NeedsMore-v0", needs_more)
