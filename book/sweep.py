@@ -679,7 +679,7 @@ if __name__ == "__main__" and "__file__" in globals():
 # run it, and as soon as the first run has finished, somebody presses Ctrl-C.
 
 # %%
-budget = "--total-steps 4000 --epsilon-steps 2000 --eval-every 1000 --eval-episodes 5"
+budget = "--total-steps 3000 --epsilon-steps 1500 --eval-every 500 --eval-episodes 5"
 line = f"sweep dqn --config cartpole {budget} --checkpoint-every 500 --seeds 3 --vary n_step=1,10"
 line += " --run-dir runs/steps --out steps.json"
 

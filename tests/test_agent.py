@@ -48,28 +48,32 @@ def trained() -> DQN:
 
 
 @pytest.mark.parametrize(
-    ("env_id", "said"),
+    ("env_id", "kinds"),
     [
-        (
-            "Pendulum-v1",
-            r"'Pendulum-v1' has vector observations .* continuous actions .*: no algorithm of this",
-        ),
-        ("test/Table-v0", r"'test/Table-v0' has other observations .*: no algorithm of this book"),
-        ("test/Picture-v0", r"'test/Picture-v0' has image observations"),
+        ("Pendulum-v1", ("vector", "continuous")),
+        ("test/Table-v0", ("other", "discrete")),
+        ("test/Picture-v0", ("image", "discrete")),
     ],
 )
-def test_spaces_that_do_not_fit_name_what_does(env_id: str, said: str) -> None:
-    with pytest.raises(ValueError, match=said) as error:
+def test_spaces_that_do_not_fit_name_what_does(env_id: str, kinds: tuple[str, str]) -> None:
+    with pytest.raises(ValueError) as error:
         DQN(env_id)
-    assert "but dqn needs vector observations and discrete actions" in str(error.value)
+    message = str(error.value)
+    assert message.startswith(f"'{env_id}' has {kinds[0]} observations (")
+    assert f") and {kinds[1]} actions (" in message
+    assert "but dqn needs vector observations and discrete actions: " in message
+    fitting = [n for n, c in rlbook.ALGORITHMS.items() if (c.observations, c.actions) == kinds]
+    hint = f"try {' or '.join(fitting)}" if fitting else "no algorithm of this book fits it yet"
+    assert message.endswith(f": {hint}.")
 
 
-def test_the_error_names_an_algorithm_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    fitting = type("Fitting", (), {"observations": "vector", "actions": "continuous"})
-    monkeypatch.setitem(REGISTRY, "fitting", fitting)
-    with pytest.raises(ValueError, match=r"dqn needs vector .* discrete actions: try fitting\."):
+def test_an_algorithm_that_fits_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Steady(DQN):
+        actions: ClassVar[str] = "continuous"
+
+    monkeypatch.setitem(REGISTRY, "steady", Steady)
+    with pytest.raises(ValueError, match=r": try .*steady\.$"):
         DQN("Pendulum-v1")
-
 
 
 class Empty(gym.Env[Any, Any]):
