@@ -195,7 +195,8 @@ class LSTMQNetwork(nn.Module):
     def unroll(self, obs: Tensor, state: State, episode_start: Tensor) -> tuple[Tensor, State]:
         """Run the LSTM over (time, batch, inputs); return its outputs and the memory at the end."""
         encoded, outputs = self.encoder(obs), []
-        starts = episode_start.any(dim=1).nonzero().flatten().tolist()  # times with a reset
+        resets = episode_start.any(dim=1).tolist()
+        starts = [time for time, reset in enumerate(resets) if reset]
         for first, last in pairwise(sorted({0, *starts, len(obs)})):
             if first in starts:
                 state = self.reset_state(state, episode_start[first])
@@ -1126,6 +1127,8 @@ def unroll_sequence(network: Any, obs: Tensor, state: Any, episode_start: Tensor
 
 torch.manual_seed(0)
 network = finished.LSTMQNetwork(inputs=3, actions=2, hidden=(8,), units=16)
+for weight in network.lstm.parameters():
+    weight.data *= 4  # as if it had learned to remember
 one, start = torch.randn(6, 1, 3), torch.zeros(6, 1, dtype=torch.bool)
 start[0] = start[3] = True
 other = one.clone()
@@ -1135,6 +1138,7 @@ with torch.no_grad():
     values = [unroll_sequence(network, obs, empty, start) for obs in (one, other)]
 print("second episode, after one first episode:     ", values[0][3:, 0, 0].numpy().round(3))
 print("second episode, after another first episode: ", values[1][3:, 0, 0].numpy().round(3))
+assert not torch.allclose(values[0][3:], values[1][3:], atol=0.01)
 
 # %% [markdown]
 # <details>

@@ -65,7 +65,8 @@ class LSTMQNetwork(nn.Module):
     def unroll(self, obs: Tensor, state: State, episode_start: Tensor) -> tuple[Tensor, State]:
         """Run the LSTM over (time, batch, inputs); return its outputs and the memory at the end."""
         encoded, outputs = self.encoder(obs), []
-        starts = episode_start.any(dim=1).nonzero().flatten().tolist()  # times with a reset
+        resets = episode_start.any(dim=1).tolist()
+        starts = [time for time, reset in enumerate(resets) if reset]
         for first, last in pairwise(sorted({0, *starts, len(obs)})):
             if first in starts:
                 state = self.reset_state(state, episode_start[first])
