@@ -114,7 +114,7 @@ right.plot(counts, naive, "o-", color=PALETTE[3], label="mean ± 1.96 standard e
 right.plot(counts, student, "o-", color=PALETTE[2], label="Student's t, as in this book")
 right.axhline(0.05, color=COLORS["random"], linestyle="--", linewidth=1)
 right.set(xlabel="seeds", ylabel="how often the interval misses the truth", ylim=(0, 0.4))
-right.set_title("a 95 % interval should miss in 5 %")
+right.set(xticks=counts, title="a 95 % interval should miss in 5 %")
 right.legend()
 plt.show()
 
@@ -746,8 +746,9 @@ small = {**result, "runs": "..."}
 print(json.dumps(small, indent=1), f"{(folder / 'steps.json').stat().st_size:,} bytes", sep="\n")
 
 # %% [markdown]
-# Three seeds give a band from here to the moon, which is the truth about three seeds. The chapters
-# use ten.
+# Three seeds give a band that leaves the range of possible returns, which is the truth about three
+# seeds: even the order of the two may be wrong. [DQN](dqn.ipynb) asks the same question with the
+# whole budget and five seeds.
 #
 # ## Mistakes
 
