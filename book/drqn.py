@@ -1067,9 +1067,8 @@ assert ratio < 2
 # | targets | 1-step, no Double | n-step inside the chunk, Double, both settings |
 # | exploring | ε to 0.1 | ε to 0.05 |
 #
-# The paper's numbers are from Atari and cannot be set beside ours: on the game Frostbite, fully
-# shown, DRQN scored 2875 and their DQN 519, and on ten flickering games, where half of the frames
-# are blank, DRQN beat DQN on Pong alone by much (12.1 against −9.9). Its claim is modest, and so is
+# The paper's numbers are from Atari games, some of them with half of the frames blanked, and cannot
+# be set beside ours. Its claim is modest, and so is
 # ours: where the last observation tells all, a memory buys nothing and costs time.
 #
 # What this version does not claim: images, continuous actions, memories over more steps than a

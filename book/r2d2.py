@@ -925,8 +925,8 @@ for name, run in result["runs"].items():
 # | rewards | rescaled values, no clipping | × 0.1 on CartPole, rescaling as a setting |
 # | target network | a copy every 2,500 updates | moves 1 % at each update |
 #
-# The paper's result is a median of 1,920 % of human score over 57 Atari games, after billions of
-# frames; ours is a pole. What can be compared is on this task: RL Zoo reports 500 for its
+# The paper's results are scores on 57 Atari games, from far more frames than a laptop can play; ours
+# is a pole, and the two cannot be set side by side. What can be compared is on this task: RL Zoo reports 500 for its
 # recurrent PPO after 100,000 steps, from one run, and RLlib's tuned examples ask 350 of an LSTM-DQN
 # within two million steps and 150 of R2D2 within one million. The first figure of this chapter is
 # ours.
