@@ -31,8 +31,9 @@
 # %%
 #| export
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, starmap
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -170,6 +171,17 @@ assert table_results[:, -1, 1].max() < 0.01  # what is seen of the finest table
 # By hand: let the weights of both layers be all 1 and the biases 0, with two inputs, two hidden
 # units and one output. The input (2, −1) gives 1 in both hidden units, and 2 in the end. The input
 # (−2, 1) gives −1, which ReLU makes 0, and 0 in the end.
+#
+# The way back, from the slope of a loss in the output to its slope in the weights, is the chain rule
+# layer by layer. A layer $x \mapsto W x + b$ with the slope $g$ behind it has the slopes $g x^\top$ in
+# $W$, $g$ in $b$ and $W^\top g$ in its input; a ReLU lets a slope pass where it was open. PyTorch can do
+# all that by itself, and later chapters leave it to PyTorch. At the size of this network, though, the
+# bookkeeping costs more than the arithmetic, and the rule is five lines: `trace` keeps what each
+# layer saw, `backward` walks back.
+#
+# By hand: with the slope 1 behind the output of (2, −1), the second layer has the slopes (1, 1), which
+# its inputs were; each hidden unit has 1, so each row of the first layer has the slopes (2, −1). For
+# (−2, 1) both units were shut, and only the last bias hears of it.
 
 # %%
 #| export
@@ -178,14 +190,30 @@ class MLP(nn.Module):
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(sizes))
+        layers = [nn.Linear(*pair) for pair in pairwise(sizes)]
+        self.layers = nn.ModuleList(layers)
+        self.stack = [(layer.weight, layer.bias) for layer in layers]  # quicker to reach
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, first size) to (batch, last size)."""
-        *hidden, last = self.layers
-        for layer in hidden:
-            x = layer(x).relu_()
-        return last(x)
+        return self.trace(x)[0]
+
+    def trace(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return the output and the inputs of all layers, which `backward` needs."""
+        inputs: list[Tensor] = []
+        for weight, bias in self.stack:
+            inputs.append(x.relu_() if inputs else x)
+            x = nn.functional.linear(inputs[-1], weight, bias)
+        return x, inputs
+
+    @torch.no_grad()
+    def backward(self, inputs: list[Tensor], slope: Tensor) -> None:
+        """Write the gradient of all weights over the old one, given that of the output."""
+        for (weight, bias), x in zip(reversed(self.stack), reversed(inputs), strict=True):
+            torch.mm(slope.t(), x, out=weight.grad)
+            torch.sum(slope, dim=0, out=bias.grad)
+            if x is not inputs[0]:  # on through the layer and the ReLU, which is shut where x is 0
+                slope = slope.mm(weight).mul_(x.sign())
 
 # %%
 tiny = MLP((2, 2, 1))
@@ -194,6 +222,13 @@ for layer in tiny.layers:
     nn.init.zeros_(layer.bias)
 with torch.no_grad():
     assert tiny(torch.tensor([[2.0, -1.0], [-2.0, 1.0]])).tolist() == [[2.0], [0.0]]
+for parameter in tiny.parameters():
+    parameter.grad = torch.zeros_like(parameter)
+with torch.no_grad():
+    tiny.backward(tiny.trace(torch.tensor([[2.0, -1.0], [-2.0, 1.0]]))[1], slope=torch.ones(2, 1))
+first, second = tiny.layers
+assert first.weight.grad.tolist() == [[2.0, -1.0], [2.0, -1.0]] and first.bias.grad.tolist() == [1, 1]
+assert second.weight.grad.tolist() == [[1.0, 1.0]] and second.bias.grad.tolist() == [2.0]
 
 # %% [markdown]
 # One thing helps a network more than one would think: inputs of one size. In CartPole the cart's
@@ -221,10 +256,10 @@ class QNetwork(MLP):
         scale = torch.tensor(observation_scale) if observation_scale else None
         self.register_buffer("scale", scale, persistent=False)
 
-    def forward(self, obs: Tensor) -> Tensor:
-        """Map observations (batch, inputs) to values (batch, actions)."""
-        obs = obs.float()  # a byte is an observation, too
-        return super().forward(obs if self.scale is None else obs * self.scale)
+    def trace(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Map observations (batch, inputs) to values (batch, actions), scaling them first."""
+        x = x.float()  # a byte is an observation, too
+        return super().trace(x if self.scale is None else x * self.scale)
 
 # %%
 scaled = QNetwork(inputs=4, actions=2, hidden=(8,), observation_scale=(1, 1, 8, 1))
@@ -308,6 +343,23 @@ def check_shapes(batch_size: int, **vectors: Tensor) -> None:
             raise ValueError(f"{name} must have the shape ({batch_size},), not {shape}.")
 
 
+def td_loss(
+    q: Tensor, action: Tensor, target: Tensor, huber: bool = False
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the mean squared (or Huber) distance of values from targets, and named metrics."""
+    check_shapes(len(q), action=action, target=target)
+    chosen = q.gather(1, action.unsqueeze(1)).squeeze(1)  # (batch,)
+    distance = nn.functional.huber_loss if huber else nn.functional.mse_loss
+    loss, values = distance(chosen, target), chosen.detach()
+    metrics = {
+        "loss": loss.detach(),
+        "q_mean": values.mean(),
+        "target_mean": target.mean(),
+        "td_error_abs": (values - target).abs().mean(),
+    }
+    return loss, metrics
+
+
 def dqn_loss(
     q: Tensor,  # (batch, actions), with gradient
     action: Tensor,  # (batch,)
@@ -323,16 +375,7 @@ def dqn_loss(
     check_shapes(len(q), **vectors)
     with torch.no_grad():
         target = dqn_target(reward, discount, terminated, next_q_target, next_q_online)
-    chosen = q.gather(1, action.unsqueeze(1)).squeeze(1)  # (batch,)
-    distance = nn.functional.huber_loss if huber else nn.functional.mse_loss
-    loss, values = distance(chosen, target), chosen.detach()
-    metrics = {
-        "loss": loss.detach(),
-        "q_mean": values.mean(),
-        "target_mean": target.mean(),
-        "td_error_abs": (values - target).abs().mean(),
-    }
-    return loss, metrics
+    return td_loss(q, action, target, huber)
 
 # %% [markdown]
 # By hand, with the two targets 5.5 and 1 from above: the first step took action 0 with value 4.5, the
@@ -350,6 +393,27 @@ assert loss.item() == 2.5 and metrics["td_error_abs"].item() == 1.5
 assert q.grad.tolist() == [[-1.0, 0.0], [0.0, 2.0]]  # only the actions taken are corrected
 huber, _ = dqn_loss(q, action, reward, discount, terminated, next_q_target, huber=True)
 assert huber.item() == 1.0
+
+# %% [markdown]
+# The gradient of this loss needs no machinery. Where action $a_i$ was taken, the slope of the loss in
+# $Q_\theta(s_i, a_i)$ is $2 \delta_i / B$ with the error $\delta_i = Q_\theta(s_i, a_i) - y_i$; Huber's is
+# $\delta_i$ clipped to ±1, over $B$; and the values of all other actions have the slope 0. The asserts
+# above had it from autograd: (−1, 0) and (0, 2).
+
+# %%
+#| export
+@torch.no_grad()
+def td_slope(q: Tensor, action: Tensor, target: Tensor, huber: bool = False) -> Tensor:
+    """Return the gradient (batch, actions) of `td_loss` in the values."""
+    taken = action.unsqueeze(1)
+    td_error = q.gather(1, taken) - target.unsqueeze(1)  # (batch, 1)
+    slope = td_error.clamp_(-1, 1) if huber else td_error.mul_(2)
+    return torch.zeros_like(q).scatter_(1, taken, slope.div_(len(q)))
+
+# %%
+y = dqn_target(reward, discount, terminated, next_q_target)
+assert td_slope(q, action, y).tolist() == [[-1.0, 0.0], [0.0, 2.0]]
+assert td_slope(q, action, y, huber=True).tolist() == [[-0.5, 0.0], [0.0, 0.5]]
 
 # %% [markdown]
 # ## The target network
@@ -406,7 +470,10 @@ def epsilon_greedy(
 ) -> np.ndarray:
     """Replace each action, with probability `epsilon`, by a random one of the `choices`."""
     whether, which = generator.random((2, len(actions)))
-    return np.where(whether < epsilon, (which * choices).astype(np.int64), actions)
+    random = whether < epsilon
+    if not random.any():
+        return actions
+    return np.where(random, (which * choices).astype(np.int64), actions)
 
 # %%
 assert abs(linear_epsilon(50, 100, 0.1) - 0.55) < 1e-12
@@ -464,28 +531,34 @@ def flatten_parameters(network: nn.Module) -> nn.Parameter:
 @torch.no_grad()
 def clip_gradients(gradients: list[Tensor], max_norm: float) -> None:
     """Shorten the gradient, taken as one vector, to `max_norm` where it is longer."""
-    norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
-    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
-    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for gradient in gradients:
-        gradient.mul_(scale)
+    norm = math.hypot(*(float(torch.linalg.vector_norm(gradient)) for gradient in gradients))
+    if norm > max_norm:
+        for gradient in gradients:
+            gradient.mul_(max_norm / norm)
 
 # %%
 #| export
+def apply_gradients(
+    optimizer: torch.optim.Optimizer, lr: float, max_grad_norm: float | None
+) -> None:
+    """Move the weights of an optimiser against their gradients, clipped if asked."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+        if max_grad_norm is not None:
+            clip_gradients([part.grad for part in group["params"]], max_grad_norm)
+    optimizer.step()
+
+
 def gradient_step(
     loss: Tensor, optimizer: torch.optim.Optimizer, lr: float, max_grad_norm: float | None
 ) -> None:
     """Move the weights of an optimiser against the gradient of the loss, clipped if asked."""
-    parts = [part for group in optimizer.param_groups for part in group["params"]]
-    for part in parts:
-        if part.grad is not None:  # zeroed in place: a layer's gradient may be a view of this one
-            part.grad.zero_()
-    loss.backward()
-    if max_grad_norm is not None:
-        clip_gradients([part.grad for part in parts], max_grad_norm)
     for group in optimizer.param_groups:
-        group["lr"] = lr
-    optimizer.step()
+        for part in group["params"]:
+            if part.grad is not None:  # in place: a layer's gradient may be a view of this one
+                part.grad.zero_()
+    loss.backward()
+    apply_gradients(optimizer, lr, max_grad_norm)
 
 # %%
 gradient = torch.tensor([3.0, 4.0])
@@ -565,6 +638,20 @@ assert sum(due) == len(range(102, 125, 3))  # one for every third step after the
 # Everything is in place; the agent only ties it together. `act` is the greedy choice with a little
 # chance, `observe` turns steps into n-step rows, `sample` draws a batch, `update` is one gradient
 # step. Compare `update` with the equations: target values, loss, gradient step, target network.
+#
+# One thing is there for speed. Where many updates follow one another, as in the RL Zoo's settings for
+# CartPole (128 of them after every 256 steps, the target copied after every 10), the target network
+# rests between its copies, so it can value the successors of several batches in one pass. `batches`
+# draws them together and hands them out one by one. The result is that of one batch at a time.
+
+# %%
+#| export
+@dataclass(frozen=True)
+class ValuedBatch(Batch):
+    """Transitions with the values (batch, actions) that the target network gives the successors."""
+
+    next_q: Tensor
+
 
 # %%
 #| export
@@ -602,8 +689,7 @@ class DQN(Agent):
     @torch.inference_mode()
     def q_values(self, obs: np.ndarray) -> np.ndarray:
         """Return the values (batch, actions) of observations (batch, inputs)."""
-        tensor = torch.as_tensor(obs, dtype=torch.float32, device=self.device)
-        return self.online(tensor).cpu().numpy()
+        return self.online.trace(torch.from_numpy(obs).to(self.device))[0].cpu().numpy()
 
     def act(
         self, obs: np.ndarray, state: Any, episode_start: np.ndarray, explore: bool
@@ -639,24 +725,30 @@ class DQN(Agent):
         """Draw a batch from the replay buffer."""
         return to_batch(self.replay.sample(self.config.batch_size), self.device)
 
+    def batches(self, count: int) -> Iterator[Batch]:
+        """Draw several batches at once, as long as the target network values them all alike."""
+        size, every = self.config.batch_size, self.config.target_every
+        while count:
+            together = min(count, every - self.updates % every, 16)  # more would not fit the cache
+            batch = to_batch(self.replay.sample(together * size), self.device)
+            with torch.no_grad():
+                columns = [*vars(batch).values(), self.target(batch.next_obs)]
+            parts = zip(*(column.split(size) for column in columns), strict=True)
+            yield from starmap(ValuedBatch, parts)
+            count -= together
+
+    @torch.no_grad()
     def update(self, batch: Batch) -> UpdateResult:
         """Make one gradient step on the TD error of a batch, then move the target if it is time."""
         config = self.config
-        with torch.no_grad():
-            next_q_target = self.target(batch.next_obs)
-            next_q_online = self.online(batch.next_obs) if config.double else None
-        loss, metrics = dqn_loss(
-            self.online(batch.obs),
-            batch.action,
-            batch.reward,
-            batch.discount,
-            batch.terminated,
-            next_q_target,
-            next_q_online,
-            config.huber,
-        )
-        lr = config.lr_now(self.global_step)
-        gradient_step(loss, self.optimizer, lr, config.max_grad_norm)
+        valued = batch.next_q if isinstance(batch, ValuedBatch) else None
+        next_q_target = self.target(batch.next_obs) if valued is None else valued
+        next_q_online = self.online(batch.next_obs) if config.double else None
+        y = dqn_target(batch.reward, batch.discount, batch.terminated, next_q_target, next_q_online)
+        q, inputs = self.online.trace(batch.obs)
+        _, metrics = td_loss(q, batch.action, y, config.huber)
+        self.online.backward(inputs, td_slope(q, batch.action, y, config.huber))
+        apply_gradients(self.optimizer, config.lr_now(self.global_step), config.max_grad_norm)
         if (self.updates + 1) % config.target_every == 0:
             polyak_update(self.target, self.online, config.tau)
         values = {name: float(value) for name, value in metrics.items()}

@@ -223,11 +223,16 @@ class Agent(ABC):
     def update(self, batch: Any) -> UpdateResult:
         """Make one gradient step."""
 
+    def batches(self, count: int) -> Iterator[Any]:
+        """Draw what each of `count` updates learns from, when it is its turn."""
+        for _ in range(count):
+            yield self.sample()
+
     def train_step(self) -> dict[str, float] | None:
         """Make the updates that are due and return the metrics of the last one."""
         result = None
-        for _ in range(self.updates_due()):
-            result = self.update(self.sample())
+        for batch in self.batches(self.updates_due()):
+            result = self.update(batch)
             self.updates += 1
             if not math.isfinite(result.loss):
                 raise FloatingPointError(f"the loss of update {self.updates} is {result.loss}")
@@ -276,7 +281,7 @@ class Agent(ABC):
         """Choose an action for one observation or a batch; without `state` an episode starts."""
         shape = self.observation_space.shape or ()
         try:
-            batch = np.asarray(obs, dtype=self.observation_space.dtype)
+            batch = np.array(obs, dtype=self.observation_space.dtype)
         except (TypeError, ValueError) as error:
             raise ValueError(f"An observation must be numbers of the shape {shape}.") from error
         if batch.shape not in (shape, (len(batch) if batch.ndim else 0, *shape)):

@@ -5,6 +5,8 @@ __all__ = [
     "MLP",
     "DQNConfig",
     "QNetwork",
+    "ValuedBatch",
+    "apply_gradients",
     "check_shapes",
     "clip_gradients",
     "decayed",
@@ -15,13 +17,16 @@ __all__ = [
     "gradient_step",
     "linear_epsilon",
     "polyak_update",
+    "td_loss",
+    "td_slope",
     "train_dqn",
 ]
 
 # %% book/dqn.py · DQN: learning values with a network
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, starmap
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -49,14 +54,30 @@ class MLP(nn.Module):
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(sizes))
+        layers = [nn.Linear(*pair) for pair in pairwise(sizes)]
+        self.layers = nn.ModuleList(layers)
+        self.stack = [(layer.weight, layer.bias) for layer in layers]  # quicker to reach
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, first size) to (batch, last size)."""
-        *hidden, last = self.layers
-        for layer in hidden:
-            x = layer(x).relu_()
-        return last(x)
+        return self.trace(x)[0]
+
+    def trace(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Return the output and the inputs of all layers, which `backward` needs."""
+        inputs: list[Tensor] = []
+        for weight, bias in self.stack:
+            inputs.append(x.relu_() if inputs else x)
+            x = nn.functional.linear(inputs[-1], weight, bias)
+        return x, inputs
+
+    @torch.no_grad()
+    def backward(self, inputs: list[Tensor], slope: Tensor) -> None:
+        """Write the gradient of all weights over the old one, given that of the output."""
+        for (weight, bias), x in zip(reversed(self.stack), reversed(inputs), strict=True):
+            torch.mm(slope.t(), x, out=weight.grad)
+            torch.sum(slope, dim=0, out=bias.grad)
+            if x is not inputs[0]:  # on through the layer and the ReLU, which is shut where x is 0
+                slope = slope.mm(weight).mul_(x.sign())
 
 
 class QNetwork(MLP):
@@ -75,10 +96,10 @@ class QNetwork(MLP):
         scale = torch.tensor(observation_scale) if observation_scale else None
         self.register_buffer("scale", scale, persistent=False)
 
-    def forward(self, obs: Tensor) -> Tensor:
-        """Map observations (batch, inputs) to values (batch, actions)."""
-        obs = obs.float()  # a byte is an observation, too
-        return super().forward(obs if self.scale is None else obs * self.scale)
+    def trace(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Map observations (batch, inputs) to values (batch, actions), scaling them first."""
+        x = x.float()  # a byte is an observation, too
+        return super().trace(x if self.scale is None else x * self.scale)
 
 
 # %% book/dqn.py · The target
@@ -107,6 +128,23 @@ def check_shapes(batch_size: int, **vectors: Tensor) -> None:
             raise ValueError(f"{name} must have the shape ({batch_size},), not {shape}.")
 
 
+def td_loss(
+    q: Tensor, action: Tensor, target: Tensor, huber: bool = False
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the mean squared (or Huber) distance of values from targets, and named metrics."""
+    check_shapes(len(q), action=action, target=target)
+    chosen = q.gather(1, action.unsqueeze(1)).squeeze(1)  # (batch,)
+    distance = nn.functional.huber_loss if huber else nn.functional.mse_loss
+    loss, values = distance(chosen, target), chosen.detach()
+    metrics = {
+        "loss": loss.detach(),
+        "q_mean": values.mean(),
+        "target_mean": target.mean(),
+        "td_error_abs": (values - target).abs().mean(),
+    }
+    return loss, metrics
+
+
 def dqn_loss(
     q: Tensor,  # (batch, actions), with gradient
     action: Tensor,  # (batch,)
@@ -122,16 +160,16 @@ def dqn_loss(
     check_shapes(len(q), **vectors)
     with torch.no_grad():
         target = dqn_target(reward, discount, terminated, next_q_target, next_q_online)
-    chosen = q.gather(1, action.unsqueeze(1)).squeeze(1)  # (batch,)
-    distance = nn.functional.huber_loss if huber else nn.functional.mse_loss
-    loss, values = distance(chosen, target), chosen.detach()
-    metrics = {
-        "loss": loss.detach(),
-        "q_mean": values.mean(),
-        "target_mean": target.mean(),
-        "td_error_abs": (values - target).abs().mean(),
-    }
-    return loss, metrics
+    return td_loss(q, action, target, huber)
+
+
+@torch.no_grad()
+def td_slope(q: Tensor, action: Tensor, target: Tensor, huber: bool = False) -> Tensor:
+    """Return the gradient (batch, actions) of `td_loss` in the values."""
+    taken = action.unsqueeze(1)
+    td_error = q.gather(1, taken) - target.unsqueeze(1)  # (batch, 1)
+    slope = td_error.clamp_(-1, 1) if huber else td_error.mul_(2)
+    return torch.zeros_like(q).scatter_(1, taken, slope.div_(len(q)))
 
 
 # %% book/dqn.py · The target network
@@ -153,7 +191,10 @@ def epsilon_greedy(
 ) -> np.ndarray:
     """Replace each action, with probability `epsilon`, by a random one of the `choices`."""
     whether, which = generator.random((2, len(actions)))
-    return np.where(whether < epsilon, (which * choices).astype(np.int64), actions)
+    random = whether < epsilon
+    if not random.any():
+        return actions
+    return np.where(random, (which * choices).astype(np.int64), actions)
 
 
 # %% book/dqn.py · A gradient step
@@ -180,27 +221,33 @@ def flatten_parameters(network: nn.Module) -> nn.Parameter:
 @torch.no_grad()
 def clip_gradients(gradients: list[Tensor], max_norm: float) -> None:
     """Shorten the gradient, taken as one vector, to `max_norm` where it is longer."""
-    norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
-    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
-    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for gradient in gradients:
-        gradient.mul_(scale)
+    norm = math.hypot(*(float(torch.linalg.vector_norm(gradient)) for gradient in gradients))
+    if norm > max_norm:
+        for gradient in gradients:
+            gradient.mul_(max_norm / norm)
+
+
+def apply_gradients(
+    optimizer: torch.optim.Optimizer, lr: float, max_grad_norm: float | None
+) -> None:
+    """Move the weights of an optimiser against their gradients, clipped if asked."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+        if max_grad_norm is not None:
+            clip_gradients([part.grad for part in group["params"]], max_grad_norm)
+    optimizer.step()
 
 
 def gradient_step(
     loss: Tensor, optimizer: torch.optim.Optimizer, lr: float, max_grad_norm: float | None
 ) -> None:
     """Move the weights of an optimiser against the gradient of the loss, clipped if asked."""
-    parts = [part for group in optimizer.param_groups for part in group["params"]]
-    for part in parts:
-        if part.grad is not None:  # zeroed in place: a layer's gradient may be a view of this one
-            part.grad.zero_()
-    loss.backward()
-    if max_grad_norm is not None:
-        clip_gradients([part.grad for part in parts], max_grad_norm)
     for group in optimizer.param_groups:
-        group["lr"] = lr
-    optimizer.step()
+        for part in group["params"]:
+            if part.grad is not None:  # in place: a layer's gradient may be a view of this one
+                part.grad.zero_()
+    loss.backward()
+    apply_gradients(optimizer, lr, max_grad_norm)
 
 
 # %% book/dqn.py · Settings
@@ -252,6 +299,13 @@ class DQNConfig(Config):
 
 
 # %% book/dqn.py · The agent
+@dataclass(frozen=True)
+class ValuedBatch(Batch):
+    """Transitions with the values (batch, actions) that the target network gives the successors."""
+
+    next_q: Tensor
+
+
 class DQN(Agent):
     """A Q-network that learns from replay, and acts greedily but for a little chance."""
 
@@ -286,8 +340,7 @@ class DQN(Agent):
     @torch.inference_mode()
     def q_values(self, obs: np.ndarray) -> np.ndarray:
         """Return the values (batch, actions) of observations (batch, inputs)."""
-        tensor = torch.as_tensor(obs, dtype=torch.float32, device=self.device)
-        return self.online(tensor).cpu().numpy()
+        return self.online.trace(torch.from_numpy(obs).to(self.device))[0].cpu().numpy()
 
     def act(
         self, obs: np.ndarray, state: Any, episode_start: np.ndarray, explore: bool
@@ -323,24 +376,30 @@ class DQN(Agent):
         """Draw a batch from the replay buffer."""
         return to_batch(self.replay.sample(self.config.batch_size), self.device)
 
+    def batches(self, count: int) -> Iterator[Batch]:
+        """Draw several batches at once, as long as the target network values them all alike."""
+        size, every = self.config.batch_size, self.config.target_every
+        while count:
+            together = min(count, every - self.updates % every, 16)  # more would not fit the cache
+            batch = to_batch(self.replay.sample(together * size), self.device)
+            with torch.no_grad():
+                columns = [*vars(batch).values(), self.target(batch.next_obs)]
+            parts = zip(*(column.split(size) for column in columns), strict=True)
+            yield from starmap(ValuedBatch, parts)
+            count -= together
+
+    @torch.no_grad()
     def update(self, batch: Batch) -> UpdateResult:
         """Make one gradient step on the TD error of a batch, then move the target if it is time."""
         config = self.config
-        with torch.no_grad():
-            next_q_target = self.target(batch.next_obs)
-            next_q_online = self.online(batch.next_obs) if config.double else None
-        loss, metrics = dqn_loss(
-            self.online(batch.obs),
-            batch.action,
-            batch.reward,
-            batch.discount,
-            batch.terminated,
-            next_q_target,
-            next_q_online,
-            config.huber,
-        )
-        lr = config.lr_now(self.global_step)
-        gradient_step(loss, self.optimizer, lr, config.max_grad_norm)
+        valued = batch.next_q if isinstance(batch, ValuedBatch) else None
+        next_q_target = self.target(batch.next_obs) if valued is None else valued
+        next_q_online = self.online(batch.next_obs) if config.double else None
+        y = dqn_target(batch.reward, batch.discount, batch.terminated, next_q_target, next_q_online)
+        q, inputs = self.online.trace(batch.obs)
+        _, metrics = td_loss(q, batch.action, y, config.huber)
+        self.online.backward(inputs, td_slope(q, batch.action, y, config.huber))
+        apply_gradients(self.optimizer, config.lr_now(self.global_step), config.max_grad_norm)
         if (self.updates + 1) % config.target_every == 0:
             polyak_update(self.target, self.online, config.tau)
         values = {name: float(value) for name, value in metrics.items()}

@@ -78,7 +78,10 @@ class ReplayBuffer:
     def add(self, rows: np.ndarray) -> None:
         """Store rows, the oldest of the ring giving way."""
         end, capacity = self.position + len(rows), len(self.rows)
-        self.rows[np.arange(self.position, end) % capacity] = rows
+        if end <= capacity:
+            self.rows[self.position : end] = rows
+        else:  # around the end of the ring
+            self.rows[np.arange(self.position, end) % capacity] = rows
         self.position = end % capacity
         self.size = min(self.size + len(rows), capacity)
 

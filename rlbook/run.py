@@ -175,8 +175,9 @@ class Collector:
             )
         )
         self.returns += reward
-        self.recent.extend(self.returns[ended].tolist())
-        self.returns[ended] = 0.0
+        if ended.any():
+            self.recent.extend(self.returns[ended].tolist())
+            self.returns[ended] = 0.0
         self.episode_start = ended
         if cut:
             self.reset(agent.global_step)

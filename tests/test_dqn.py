@@ -26,6 +26,8 @@ from rlbook.dqn import (
     gradient_step,
     linear_epsilon,
     polyak_update,
+    td_loss,
+    td_slope,
     train_dqn,
 )
 from rlbook.envs import make_env
@@ -213,6 +215,54 @@ def test_a_gradient_step_is_the_ordinary_one_of_adam(flat: bool, max_norm: float
         usual.step()
     for one, two in zip(ours.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("hidden", [(), (5,), (7, 6)])
+def test_backpropagation_by_hand_is_that_of_autograd(hidden: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    network = QNetwork(3, 2, hidden, observation_scale=(1.0, 8.0, 0.5))
+    obs, slope = torch.randn(16, 3), torch.randn(16, 2)
+    network(obs).backward(slope)
+    expected = [part.grad.clone() for part in network.parameters() if part.grad is not None]
+    for part in network.parameters():
+        part.grad = torch.full_like(part, torch.nan)  # what stood there before does not matter
+    with torch.no_grad():
+        q, inputs = network.trace(obs)
+    torch.testing.assert_close(q, network(obs).detach())
+    network.backward(inputs, slope)
+    for part, gradient in zip(network.parameters(), expected, strict=True):
+        torch.testing.assert_close(part.grad, gradient)
+
+
+@pytest.mark.parametrize("huber", [False, True])
+def test_the_slope_by_hand_is_that_of_autograd(huber: bool) -> None:
+    torch.manual_seed(0)
+    q, target = torch.randn(10, 3, requires_grad=True), 2 * torch.randn(10)
+    action = torch.randint(3, (10,))
+    td_loss(q, action, target, huber)[0].backward()
+    torch.testing.assert_close(td_slope(q.detach(), action, target, huber), q.grad)
+
+
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize(("target_every", "tau"), [(3, 1.0), (1, 0.1), (1_000, 1.0)])
+def test_batches_drawn_together_teach_as_batches_drawn_one_by_one(
+    double: bool, target_every: int, tau: float
+) -> None:
+    keywords: dict[str, Any] = {"double": double, "target_every": target_every, "tau": tau}
+    keywords |= {"warmup_steps": 60, "batch_size": 16, "update_every": 20, "updates_per_round": 40}
+    together, single = (DQN("CartPole-v1", eval_every=0, **keywords) for _ in range(2))
+    for agent in (together, single):
+        agent.learn(60, progress=False)
+    for agent in (together, single):
+        agent.replay.generator = np.random.default_rng(5)
+    for batch in together.batches(40):
+        together.update(batch)
+        together.updates += 1
+    for batch in Agent.batches(single, 40):
+        single.update(batch)
+        single.updates += 1
+    torch.testing.assert_close(together.weights, single.weights, rtol=1e-4, atol=1e-6)
+    assert together.updates == single.updates == 40
 
 
 def test_clipping_keeps_the_direction_and_leaves_short_gradients_alone() -> None:
