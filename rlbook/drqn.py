@@ -12,6 +12,9 @@ __all__ = [
     "chunk_dtype",
     "drqn_loss",
     "n_step_chunks",
+    "penalty",
+    "sequence_errors",
+    "sequence_target",
     "train_drqn",
 ]
 
@@ -30,7 +33,7 @@ from rlbook.agent import Agent, Transition, UpdateResult
 from rlbook.dqn import (
     MLP,
     DQNConfig,
-    dqn_loss,
+    dqn_target,
     epsilon_greedy,
     flatten_parameters,
     gradient_step,
@@ -136,10 +139,11 @@ class Chunks:
 
     @classmethod
     def from_rows(cls, rows: np.ndarray) -> "Chunks":
-        """View rows, the batch first, as tensors with time first."""
-        view = {name: torch.from_numpy(rows[name]) for name in rows.dtype.names or ()}
-        state = view.pop("hidden"), view.pop("cell")
-        return cls(state=state, **{name: part.transpose(0, 1) for name, part in view.items()})
+        """Turn rows, the batch first, into tensors with time first."""
+        parts = {name: rows[name] for name in rows.dtype.names or ()}
+        state = torch.from_numpy(parts.pop("hidden")), torch.from_numpy(parts.pop("cell"))
+        turned = {name: np.ascontiguousarray(part.swapaxes(0, 1)) for name, part in parts.items()}
+        return cls(state=state, **{name: torch.from_numpy(part) for name, part in turned.items()})
 
     def to(self, device: torch.device) -> Self:
         """Move all tensors to a device."""
@@ -235,6 +239,45 @@ def check_steps(shape: torch.Size, **steps: Tensor) -> None:
             raise ValueError(f"{name} must have the shape {tuple(shape)}, not {tuple(part.shape)}.")
 
 
+def sequence_target(
+    reward: Tensor,
+    discount: Tensor,
+    terminated: Tensor,
+    next_q_target: Tensor,
+    next_q_online: Tensor | None = None,
+) -> Tensor:
+    """Return the target of DQN for every step, (time, batch)."""
+    online = None if next_q_online is None else next_q_online.flatten(0, 1)
+    steps = (reward.flatten(), discount.flatten(), terminated.flatten())
+    return dqn_target(*steps, next_q_target.flatten(0, 1), online).view(reward.shape)
+
+
+def sequence_errors(
+    q: Tensor, action: Tensor, target: Tensor, mask: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the TD errors (time, batch), 0 at padded steps, and named means over the others."""
+    check_steps(q.shape[:2], action=action, target=target, mask=mask)
+    known = torch.where(mask, action, 0)  # a padded action may be no action at all
+    chosen = q.gather(2, known.unsqueeze(2)).squeeze(2)
+    error = torch.where(mask, chosen - target, 0.0)
+    with torch.no_grad():
+        count = mask.sum()
+        q_mean = torch.where(mask, chosen, 0.0).sum() / count
+        metrics = {
+            "q_mean": q_mean,
+            "target_mean": q_mean - error.sum() / count,
+            "td_error_abs": error.abs().sum() / count,
+        }
+    return error, metrics
+
+
+def penalty(error: Tensor, huber: bool) -> Tensor:
+    """Return the square of each error, or its Huber loss."""
+    if huber:
+        return nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none")
+    return error.square()
+
+
 def drqn_loss(
     q: Tensor,  # (time, batch, actions), with gradient
     action: Tensor,  # (time, batch)
@@ -246,18 +289,13 @@ def drqn_loss(
     next_q_online: Tensor | None = None,  # (time, batch, actions) for Double
     huber: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return DQN's loss and metrics over all steps that are not padded."""
-    steps = {"action": action, "reward": reward, "discount": discount, "terminated": terminated}
-    check_steps(q.shape[:2], mask=mask, **steps)
-    valid = mask.flatten().nonzero().flatten()
-
-    def pick(part: Tensor) -> Tensor:
-        return part.flatten(0, 1).index_select(0, valid)  # (steps, ...)
-
-    online = None if next_q_online is None else pick(next_q_online)
-    vectors = {name: pick(part) for name, part in steps.items()}
-    valued = pick(next_q_target)
-    return dqn_loss(pick(q), **vectors, next_q_target=valued, next_q_online=online, huber=huber)
+    """Return the mean squared (or Huber) TD error over the steps that exist, and named metrics."""
+    check_steps(q.shape[:2], reward=reward, discount=discount, terminated=terminated)
+    with torch.no_grad():
+        target = sequence_target(reward, discount, terminated, next_q_target, next_q_online)
+    error, metrics = sequence_errors(q, action, target, mask)
+    loss = penalty(error, huber).sum() / mask.sum()
+    return loss, {"loss": loss.detach(), **metrics}
 
 
 def at_time(values: Tensor, index: Tensor) -> Tensor:

@@ -20,10 +20,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlbook.agent import UpdateResult
-from rlbook.dqn import dqn_target
 from rlbook.drqn import (
     DRQN,
     Chunks,
@@ -34,6 +33,9 @@ from rlbook.drqn import (
     at_time,
     check_steps,
     chunk_dtype,
+    penalty,
+    sequence_errors,
+    sequence_target,
 )
 from rlbook.run import RunResult, train
 from rlbook.settings import Config, setting
@@ -202,31 +204,16 @@ def r2d2_loss(
     huber: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     """Return the weighted mean over valid steps, named metrics and the TD errors (time, batch)."""
-    steps = {"action": action, "reward": reward, "discount": discount, "terminated": terminated}
-    check_steps(q.shape[:2], mask=mask, **steps)
+    check_steps(q.shape[:2], reward=reward, discount=discount, terminated=terminated)
     if weights.shape != q.shape[1:2]:
         raise ValueError(f"weights must be ({q.shape[1]},), not {tuple(weights.shape)}.")
     with torch.no_grad():
         values = rescale_inverse(next_q_target) if rescaling else next_q_target
-        online = None if next_q_online is None else next_q_online.flatten(0, 1)
-        flat = (reward.flatten(), discount.flatten(), terminated.flatten(), values.flatten(0, 1))
-        target = dqn_target(*flat, online).view(q.shape[:2])
-        target = torch.where(mask, rescale(target) if rescaling else target, 0.0)
-    known = torch.where(mask, action, 0).unsqueeze(2)  # a padded action may be none at all
-    chosen = torch.where(mask, q.gather(2, known).squeeze(2), 0.0)
-    error = chosen - target  # 0 at padded steps
-    zeros = torch.zeros_like(error)
-    each = nn.functional.huber_loss(error, zeros, reduction="none") if huber else error.square()
-    count = mask.sum()
-    loss = (weights * each.sum(dim=0)).sum() / count
-    with torch.no_grad():
-        metrics = {
-            "loss": loss.detach(),
-            "q_mean": chosen.sum() / count,
-            "target_mean": target.sum() / count,
-            "td_error_abs": error.abs().sum() / count,
-        }
-    return loss, metrics, error.detach()
+        target = sequence_target(reward, discount, terminated, values, next_q_online)
+        target = rescale(target) if rescaling else target
+    error, metrics = sequence_errors(q, action, target, mask)
+    loss = (weights * penalty(error, huber).sum(dim=0)).sum() / mask.sum()
+    return loss, {"loss": loss.detach(), **metrics}, error.detach()
 
 
 # %% book/r2d2.py · The priorities
