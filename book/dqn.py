@@ -300,10 +300,10 @@ def dqn_target(
 ) -> Tensor:
     """Return the reward plus the discounted value of the successor, if there is one."""
     if next_q_online is None:
-        next_value = next_q_target.amax(dim=1)
+        next_value = next_q_target.amax(dim=-1)
     else:  # Double: the online network chooses, the target network values
-        choice = next_q_online.argmax(dim=1, keepdim=True)
-        next_value = next_q_target.gather(1, choice).squeeze(1)
+        choice = next_q_online.argmax(dim=-1, keepdim=True)
+        next_value = next_q_target.gather(-1, choice).squeeze(-1)
     return reward + discount * ~terminated * next_value
 
 # %%

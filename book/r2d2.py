@@ -39,6 +39,7 @@ import torch
 from torch import Tensor
 
 from rlbook.agent import UpdateResult
+from rlbook.dqn import dqn_target
 from rlbook.drqn import (
     DRQN,
     Chunks,
@@ -49,9 +50,7 @@ from rlbook.drqn import (
     at_time,
     check_steps,
     chunk_dtype,
-    penalty,
-    sequence_errors,
-    sequence_target,
+    sequence_loss,
 )
 from rlbook.run import RunResult, train
 from rlbook.settings import Config, setting
@@ -596,11 +595,9 @@ def r2d2_loss(
         raise ValueError(f"weights must be ({q.shape[1]},), not {tuple(weights.shape)}.")
     with torch.no_grad():
         values = rescale_inverse(next_q_target) if rescaling else next_q_target
-        target = sequence_target(reward, discount, terminated, values, next_q_online)
+        target = dqn_target(reward, discount, terminated, values, next_q_online)
         target = rescale(target) if rescaling else target
-    error, metrics = sequence_errors(q, action, target, mask)
-    loss = (weights * penalty(error, huber).sum(dim=0)).sum() / mask.sum()
-    return loss, {"loss": loss.detach(), **metrics}, error.detach()
+    return sequence_loss(q, action, target, mask, weights, huber)
 
 
 # %% [markdown]

@@ -4,6 +4,7 @@ __all__ = [
     "DRQN",
     "Chunks",
     "DRQNConfig",
+    "KnownSlope",
     "LSTMQNetwork",
     "RecurrentReplayBuffer",
     "State",
@@ -12,9 +13,7 @@ __all__ = [
     "chunk_dtype",
     "drqn_loss",
     "n_step_chunks",
-    "penalty",
-    "sequence_errors",
-    "sequence_target",
+    "sequence_loss",
     "train_drqn",
 ]
 
@@ -52,7 +51,8 @@ class LSTMQNetwork(nn.Module):
 
     def __init__(self, inputs: int, actions: int, hidden: tuple[int, ...], units: int) -> None:
         super().__init__()
-        self.encoder = nn.Sequential(MLP((inputs, *hidden)), nn.ReLU()) if hidden else nn.Identity()
+        encoder = nn.Sequential(MLP((inputs, *hidden)), nn.ReLU(inplace=True))
+        self.encoder = encoder if hidden else nn.Identity()
         self.lstm = nn.LSTM((inputs, *hidden)[-1], units)
         self.head = nn.Linear(units, actions)
 
@@ -68,8 +68,7 @@ class LSTMQNetwork(nn.Module):
     def unroll(self, obs: Tensor, state: State, episode_start: Tensor) -> tuple[Tensor, State]:
         """Run the LSTM over (time, batch, inputs); return its outputs and the memory at the end."""
         encoded, outputs = self.encoder(obs), []
-        resets = episode_start.any(dim=1).tolist()
-        starts = [time for time, reset in enumerate(resets) if reset]
+        starts = np.flatnonzero(episode_start.cpu().numpy().any(axis=1)).tolist()
         for first, last in pairwise(sorted({0, *starts, len(obs)})):
             if first in starts:
                 state = self.reset_state(state, episode_start[first])
@@ -239,43 +238,45 @@ def check_steps(shape: torch.Size, **steps: Tensor) -> None:
             raise ValueError(f"{name} must have the shape {tuple(shape)}, not {tuple(part.shape)}.")
 
 
-def sequence_target(
-    reward: Tensor,
-    discount: Tensor,
-    terminated: Tensor,
-    next_q_target: Tensor,
-    next_q_online: Tensor | None = None,
-) -> Tensor:
-    """Return the target of DQN for every step, (time, batch)."""
-    online = None if next_q_online is None else next_q_online.flatten(0, 1)
-    steps = (reward.flatten(), discount.flatten(), terminated.flatten())
-    return dqn_target(*steps, next_q_target.flatten(0, 1), online).view(reward.shape)
+class KnownSlope(torch.autograd.Function):
+    """A number whose slope in `x` is known already, so that autograd need not retrace it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, value: Tensor, slope: Tensor) -> Tensor:
+        """Return the value."""
+        ctx.save_for_backward(slope)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        """Return the slope."""
+        return grad * ctx.saved_tensors[0], None, None
 
 
-def sequence_errors(
-    q: Tensor, action: Tensor, target: Tensor, mask: Tensor
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the TD errors (time, batch), 0 at padded steps, and named means over the others."""
+def sequence_loss(
+    q: Tensor,  # (time, batch, actions), with gradient
+    action: Tensor,  # (time, batch)
+    target: Tensor,  # (time, batch)
+    mask: Tensor,  # (time, batch)
+    weights: Tensor | float = 1.0,  # (batch,) or a number
+    huber: bool = False,
+) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    """Return the weighted mean over true steps, named metrics, and the TD errors (time, batch)."""
     check_steps(q.shape[:2], action=action, target=target, mask=mask)
-    known = torch.where(mask, action, 0)  # a padded action may be no action at all
-    chosen = q.gather(2, known.unsqueeze(2)).squeeze(2)
-    error = torch.where(mask, chosen - target, 0.0)
     with torch.no_grad():
-        count = mask.sum()
-        q_mean = torch.where(mask, chosen, 0.0).sum() / count
-        metrics = {
-            "q_mean": q_mean,
-            "target_mean": q_mean - error.sum() / count,
-            "td_error_abs": error.abs().sum() / count,
-        }
-    return error, metrics
-
-
-def penalty(error: Tensor, huber: bool) -> Tensor:
-    """Return the square of each error, or its Huber loss."""
-    if huber:
-        return nn.functional.huber_loss(error, torch.zeros_like(error), reduction="none")
-    return error.square()
+        taken = torch.where(mask, action, 0).unsqueeze(2)  # a padded action may be no action at all
+        chosen = q.gather(2, taken).squeeze(2)
+        error = torch.where(mask, chosen - target, 0.0)
+        rise = error.clamp(-1, 1) if huber else 2 * error  # the slope of one step's loss
+        each = rise * (error - rise / 2) if huber else error.square()
+        share = weights / mask.sum()
+        slope = torch.zeros_like(q).scatter_(2, taken, (rise * share).unsqueeze(2))
+        loss = (each * share).sum()
+        valued = torch.where(mask, chosen, 0.0)
+        sums = torch.stack([valued, valued - error, error.abs()]).sum(dim=(1, 2)) / mask.sum()
+    names = ("q_mean", "target_mean", "td_error_abs")
+    metrics = {"loss": loss, **dict(zip(names, sums, strict=True))}
+    return KnownSlope.apply(q, loss, slope), metrics, error
 
 
 def drqn_loss(
@@ -292,10 +293,9 @@ def drqn_loss(
     """Return the mean squared (or Huber) TD error over the steps that exist, and named metrics."""
     check_steps(q.shape[:2], reward=reward, discount=discount, terminated=terminated)
     with torch.no_grad():
-        target = sequence_target(reward, discount, terminated, next_q_target, next_q_online)
-    error, metrics = sequence_errors(q, action, target, mask)
-    loss = penalty(error, huber).sum() / mask.sum()
-    return loss, {"loss": loss.detach(), **metrics}
+        target = dqn_target(reward, discount, terminated, next_q_target, next_q_online)
+    loss, metrics, _ = sequence_loss(q, action, target, mask, huber=huber)
+    return loss, metrics
 
 
 def at_time(values: Tensor, index: Tensor) -> Tensor:
