@@ -34,6 +34,8 @@ import json
 import os
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,9 +110,10 @@ plt.show()
 # of it, one JSON object a line, and `checkpoints/` holds the last two moments. You can read the
 # first two with any tool.
 #
-# Two details serve exactness. A folder that holds a run is never overwritten. And when a run is
-# resumed, the lines that were written after the checkpoint are cut off: the resumed run writes
-# them again. For that a checkpoint remembers the size of the metrics file.
+# Three details serve exactness. A folder that holds a run is never overwritten. Only one process at
+# a time writes to it, which a lock sees to. And when a run is resumed, the lines that were written
+# after the checkpoint are cut off: the resumed run writes them again. For that a checkpoint
+# remembers the size of the metrics file.
 
 # %%
 #| export
@@ -148,6 +151,21 @@ class RunDirectory:
         if not directory.config_path.is_file():
             raise ValueError(f"{path} is not a run directory: it has no config.yaml.")
         return directory
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other processes from writing to the same run; the lock falls with the process."""
+        with open(self.path / "writer.lock", "w") as file:
+            if os.name == "posix":
+                import fcntl
+
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    raise ValueError(
+                        f"Another process is at work on {self.path}: wait for it, or stop it."
+                    ) from error
+            yield
 
     def append(self, line: dict[str, float], tensorboard: bool = False) -> None:
         """Add one line to the metrics, and to TensorBoard's files if asked."""
@@ -530,9 +548,12 @@ class Run:
 #| export
 def train(agent: Agent, progress: bool = True) -> RunResult:
     """Train an agent up to its `total_steps`, in its run directory if it has one."""
-    if agent.config.run_dir and agent.directory is None:
+    if agent.directory:  # `learn` called again: the run is longer now
+        write_settings(agent.directory.config_path, agent.name, agent.config)
+    elif agent.config.run_dir:
         agent.directory = RunDirectory.create(agent.config.run_dir, agent)
-    return Run(agent, agent.directory, progress).train()
+    with agent.directory.alone() if agent.directory else nullcontext():
+        return Run(agent, agent.directory, progress).train()
 
 
 def resume(
@@ -547,25 +568,31 @@ def resume(
         settings["total_steps"] = total_steps
     agent = agent_class(config=make_config(agent_class.config_class, settings))
     agent.directory = directory
-    newest = directory.checkpoints.newest()  # on the CPU: the agent moves what it must
-    run = Run(agent, directory, progress)
-    if newest:
-        check_resumable(newest[0], newest[1], agent)
-        run.load(*newest)
-    else:
-        directory.truncate_metrics(0)
-    if total_steps is not None:
-        write_settings(directory.config_path, agent.name, agent.config)
-    return run.train()
+    with directory.alone():
+        newest = directory.checkpoints.newest()  # on the CPU: the agent moves what it must
+        if newest:
+            check_resumable(newest[0], newest[1], agent)
+        run = Run(agent, directory, progress)
+        if newest:
+            run.load(*newest)
+        else:
+            directory.truncate_metrics(0)
+        if total_steps is not None:
+            write_settings(directory.config_path, agent.name, agent.config)
+        return run.train()
 
 
 def check_resumable(path: Path, content: dict[str, Any], agent: Agent) -> None:
-    """Raise unless the checkpoint was written by a run of this algorithm."""
+    """Raise unless the checkpoint was written by a run of this algorithm, and is not beyond it."""
     if content.get("algo") != agent.name:
         found = content.get("algo")
         raise ValueError(f"{path} holds a {found} agent, but the run is {agent.name}.")
     if "run" not in content:
         raise ValueError(f"{path} was saved by hand and is not a moment of a run: use rlbook.load.")
+    reached, total = content["agent"]["global_step"], agent.config.total_steps
+    if reached >= total + agent.config.num_envs:  # the last step of all may overshoot
+        where = agent.config.run_dir
+        raise ValueError(f"{where} is already at step {reached:,}: ask for more steps.")
 
 # %% [markdown]
 # A short run in memory, without any files, to see the lines that it keeps:

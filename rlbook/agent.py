@@ -92,6 +92,10 @@ def algorithms() -> dict[str, type["Agent"]]:
 
 def find_algorithm(name: str) -> type["Agent"]:
     """Find an algorithm by its name, or say which name is nearest."""
+    if name in chapter_modules():  # most often: then no other chapter need be imported
+        importlib.import_module(f"rlbook.{name}")
+    if name in REGISTRY:
+        return REGISTRY[name]
     known = algorithms()
     if name not in known:
         hint = nearest(name, list(known)) or f" There are: {', '.join(known)}."

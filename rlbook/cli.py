@@ -239,8 +239,6 @@ def resume_command(parser: Parser, arguments: list[str]) -> int:
 
     directory = RunDirectory.open(options.run)
     reached = max([int(path.stem.split("_")[1]) for path in directory.checkpoints.paths()] or [0])
-    if total_steps is not None and total_steps < reached:
-        raise ValueError(f"{options.run} is already at step {reached:,}: ask for more steps.")
     result = resume(options.run, total_steps)
     if reached and result.agent.global_step == reached:
         print(f"{options.run} was finished already: ask for more steps with --total-steps.")

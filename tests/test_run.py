@@ -288,6 +288,28 @@ def test_what_cannot_be_resumed_is_said(tmp_path: Path, what: str) -> None:
         resume(tmp_path / "a", progress=False)
 
 
+def test_fewer_steps_than_were_made_are_refused_and_nothing_changes(tmp_path: Path) -> None:
+    run_whole(tmp_path / "a")
+    before = {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match="a is already at step 900: ask for more steps"):
+        resume(tmp_path / "a", total_steps=500, progress=False)
+    assert before == {path: path.read_bytes() for path in before}
+
+
+def test_two_processes_cannot_write_to_one_run(tmp_path: Path) -> None:
+    run_whole(tmp_path / "a")
+    refused = pytest.raises(ValueError, match=r"Another process is at work on .*a: wait for it")
+    with RunDirectory.open(tmp_path / "a").alone(), refused:
+        resume(tmp_path / "a", total_steps=1_200, progress=False)
+    assert resume(tmp_path / "a", 1_200, progress=False).metrics["global_step"] == 1_200
+
+
+def test_a_run_that_learns_again_keeps_its_new_length(tmp_path: Path) -> None:
+    agent = run_whole(tmp_path / "a").agent
+    agent.learn(300, progress=False)
+    assert read_settings(tmp_path / "a" / "config.yaml")["total_steps"] == 1_200
+
+
 @pytest.mark.parametrize("every", [0, 1, 3, 7])
 def test_multiples_are_crossed_once_each(every: int) -> None:
     for advance in (1, 2, 5, 9):
