@@ -1,7 +1,7 @@
 # Every target makes .venv by itself; a second call installs nothing.
 #
 #   make book    run every chapter, build the site into _build/html
-#   make lab     open the book in JupyterLab
+#   make lab     open the book in JupyterLab (CHAPTER=dqn: at that chapter)
 #   make test    lint, types, tests, and every notebook from top to bottom
 #   make bench   steps per second, beside Stable-Baselines3
 #   make setup   only install
@@ -11,6 +11,7 @@ BIN := .venv/bin
 READY := .venv/ready
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SITE := _build/html
+CHAPTER := index
 
 # The kernel python3 is that of .venv, whatever else is registered on this machine.
 export JUPYTER_PREFER_ENV_PATH := 1
@@ -42,7 +43,8 @@ site: $(READY)
 
 # The server starts at the root, where jupytext finds its settings in pyproject.toml.
 lab: $(READY)
-	$(BIN)/jupyter lab --ServerApp.root_dir="$(CURDIR)" --LabApp.default_url=/lab/tree/book/index.ipynb
+	$(BIN)/jupyter lab --ServerApp.root_dir="$(CURDIR)" \
+		--LabApp.default_url=/lab/tree/book/$(CHAPTER).ipynb $(LAB_FLAGS)
 
 test: lint types unit notebooks
 

@@ -1,0 +1,152 @@
+"""Add to each chapter of the site what its notebook need not repeat.
+
+A line says how to open it in JupyterLab; exported cells lead to the pages of the library; figures
+have a name that other pages can point to; words of the glossary lead there.
+"""
+
+import ast
+import re
+from typing import Any
+
+import library
+import reference
+from docutils import nodes
+from sphinx import addnodes
+from sphinx.application import Sphinx
+
+from rlbook.tangle import read_toc
+
+
+def chapter_name(docname: str) -> str | None:
+    """Return the chapter that a page is made from, if it is made from one."""
+    folder, _, name = docname.partition("/")
+    return name if folder == "book" and name in read_toc(library.ROOT) else None
+
+
+def page_reference(docname: str, text: str, anchor: str = "") -> nodes.reference:
+    """Make a link to another page."""
+    depth = "../"  # chapters are one folder deep
+    link = nodes.reference("", "", refuri=f"{depth}{docname}.html{anchor}", internal=True)
+    link += nodes.Text(text)
+    return link
+
+
+def library_reference(module: str, name: str) -> nodes.reference:
+    """Make a link to the documentation of a name of the library."""
+    anchor = f"#rlbook.{module}.{name}"
+    link = page_reference(f"reference/api/{module}", "", anchor)
+    link += nodes.literal("", name)
+    return link
+
+
+def opening_line(name: str) -> nodes.paragraph:
+    """Say how to run a chapter, and lead to its module and its difference from the one before."""
+    line = nodes.paragraph(classes=["chapter-line"])
+    command = "make lab" if name == "index" else f"make lab CHAPTER={name}"
+    line += [nodes.Text("Open in JupyterLab: "), nodes.literal("", command)]
+    if name in library.modules():
+        line += [nodes.Text(" · module "), page_reference(f"reference/api/{name}", "")]
+        line[-1] += nodes.literal("", f"rlbook.{name}")
+    for old, new in reference.differences.pairs(library.timeline(), library.modules()):
+        if new == name:
+            text = f"what changed from {library.title(old).split(':')[0]}"
+            line += [nodes.Text(" · "), page_reference(f"reference/differences/{name}", text)]
+    return line
+
+
+def link_exports(cell: nodes.Element, name: str) -> None:
+    """Put links to the library under a cell that is exported."""
+    source = next(iter(cell.findall(nodes.literal_block)), None)
+    if source is None or not source.astext().startswith("#| export"):
+        return
+    public = library.public_names(ast.parse(source.astext()))
+    if public:
+        line = nodes.paragraph(classes=["exported-line"])
+        line += nodes.Text("In the library: ")
+        for i, export in enumerate(public):
+            line += [nodes.Text(", ")] * bool(i) + [library_reference(name, export)]
+        # Behind the source, before what the cell shows.
+        cell.insert(1, line)
+
+
+def name_figures(doctree: nodes.document, name: str) -> None:
+    """Give each figure an anchor and a text for those who cannot see it."""
+    expected = reference.chapter_figures(name)
+    count = 0
+    for cell in doctree.findall(lambda n: is_element(n, "cell_code")):
+        images = [n for n in cell.findall(nodes.image) if ".png" in n["uri"]]
+        for image in images:
+            if count < len(expected):
+                anchor, heading, _ = expected[count]
+                count += 1
+                image["alt"] = f"{heading}, figure {count} of this chapter"
+                image["ids"].append(anchor)
+
+
+def is_element(node: nodes.Node, kind: str) -> bool:
+    """Tell whether a node is a part of a notebook of the given kind."""
+    return isinstance(node, nodes.container) and node.get("nb_element") == kind
+
+
+def glossary() -> dict[str, str]:
+    """Return the terms of the glossary, longest first, with their definitions."""
+    text = "\n\n".join(c.source for c in library.notebook("glossary").cells)
+    found = re.findall(r"^### (.+?)\n+(.+?)(?=\n\n|\Z)", text, flags=re.MULTILINE | re.DOTALL)
+    terms = {term.strip(): " ".join(meaning.split()) for term, meaning in found}
+    return dict(sorted(terms.items(), key=lambda pair: -len(pair[0])))
+
+
+def plain(text: str) -> str:
+    """Take the marks of Markdown out of a text, for a tooltip."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    return re.sub(r"[*`$\\]", "", text)
+
+
+def linkable(node: nodes.Text) -> bool:
+    """Tell whether a word in this place may become a link."""
+    outside = (nodes.reference, nodes.literal, nodes.title, nodes.math, nodes.raw, nodes.table)
+    parent = node.parent
+    while parent is not None:
+        if isinstance(parent, (*outside, addnodes.pending_xref)):
+            return False
+        if "chapter-line" in parent.get("classes", []) or is_element(parent, "cell_code"):
+            return False
+        parent = parent.parent
+    return isinstance(node.parent, nodes.paragraph)
+
+
+def link_terms(doctree: nodes.document) -> None:
+    """Link the first use of each term of the glossary."""
+    for term, meaning in glossary().items():
+        pattern = re.compile(rf"(?<![\w-]){re.escape(term)}(?:s|es)?(?![\w-])", re.IGNORECASE)
+        for node in filter(linkable, list(doctree.findall(nodes.Text))):
+            match = pattern.search(node.astext())
+            if match:
+                text = node.astext()
+                anchor = "#" + library.default_slugify(term)
+                link = page_reference("book/glossary", match[0], anchor)
+                link["reftitle"], link["classes"] = plain(meaning), ["term"]
+                parts = [nodes.Text(text[: match.start()]), link, nodes.Text(text[match.end() :])]
+                node.parent.replace(node, [part for part in parts if part.astext()])
+                break
+
+
+def dress_chapter(app: Sphinx, doctree: nodes.document) -> None:
+    """Do all of this to the page of a chapter."""
+    name = chapter_name(app.env.docname)
+    if name is None:
+        return
+    heading = next(iter(doctree.findall(nodes.title)))
+    heading.parent.insert(heading.parent.index(heading) + 1, opening_line(name))
+    for cell in list(doctree.findall(lambda node: is_element(node, "cell_code"))):
+        link_exports(cell, name)
+    name_figures(doctree, name)
+    if name not in ("glossary", "index"):
+        link_terms(doctree)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Connect to Sphinx."""
+    app.connect("doctree-read", dress_chapter)
+    app.connect("build-finished", reference.copy_thumbnails)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

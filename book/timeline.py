@@ -1,0 +1,164 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Timeline
+#
+# Deep reinforcement learning, from the first table of values to the large networks of today: what
+# was new, when, and on what it was built. Coloured names have a chapter in this book, or a part in
+# one; for the others the table below says what you would have to add.
+#
+# Everything here is drawn from one file, `book/timeline.yml`. A test compares it with the
+# algorithms that the library knows, so that neither promises what the other does not have.
+
+# %%
+from itertools import groupby
+from pathlib import Path
+
+import yaml
+from IPython.display import Markdown
+from matplotlib import pyplot as plt
+
+from rlbook.figures import COLORS, use_style
+
+use_style()
+entries = yaml.safe_load(Path("timeline.yml").read_text(encoding="utf-8"))["entries"]
+by_name = {entry["name"]: entry for entry in entries}
+print(len(entries), "entries,", sum("chapter" in entry for entry in entries), "with a chapter")
+
+# %% [markdown]
+# An entry can only build on what was there before it. The cell checks that, and gives each entry a
+# place: a column for its family, a row for its year, and one more row where a year brought two of
+# the same family.
+
+# %%
+families = {
+    "values": "values",
+    "actor-critic": "actor and critic,\noff-policy",
+    "policy": "policy gradient",
+    "model": "models and planning",
+}
+place: dict[str, tuple[float, float]] = {}
+years: dict[int, float] = {}
+row = 0
+for year, group in groupby(entries, key=lambda entry: entry["year"]):
+    years[year], used = row, dict.fromkeys(families, 0)
+    for entry in group:
+        for name in entry.get("builds_on", []):
+            assert by_name[name]["year"] <= year, f"{entry['name']} cannot build on {name}"
+            assert name in place, f"{name} must stand before {entry['name']}"
+        column = list(families).index(entry["family"])
+        place[entry["name"]] = (column, row + used[entry["family"]])
+        used[entry["family"]] += 1
+    row += max(used.values())
+assert list(years) == sorted(years), "the entries must be in the order of their years"
+
+# %% tags=["hide-input"]
+figure, ax = plt.subplots(figsize=(8, 0.34 * row + 0.6))
+ax.set(xlim=(-0.75, len(families) - 0.45), ylim=(row - 0.4, -1.7))
+ax.axis("off")
+for column, text in enumerate(families.values()):
+    ax.text(column, -1.2, text, ha="center", va="center", weight="bold", fontsize=9)
+for i, (year, y) in enumerate(years.items()):
+    until = [*years.values(), row][i + 1]
+    ax.text(-0.72, y, year, va="center", fontsize=8, color="#555555")
+    if i % 2 == 0:
+        ax.axhspan(y - 0.5, until - 0.5, color="#f2f2f2", zorder=0, lw=0)
+for entry in entries:
+    x1, y1 = place[entry["name"]]
+    for name in entry.get("builds_on", []):
+        x0, y0 = place[name]
+        ours = "chapter" in entry and "chapter" in by_name[name]
+        ax.annotate(
+            "", (x1, y1), (x0, y0), zorder=1,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": COLORS.get(entry.get("chapter"), "#333333") if ours else "#c4c4c4",
+                "lw": 1.8 if ours else 0.7,
+                "connectionstyle": f"arc3,rad={0.35 if x0 == x1 else 0}",
+            },
+        )
+for entry in entries:
+    x, y = place[entry["name"]]
+    chapter = entry.get("chapter")
+    part = COLORS.get(entry.get("within"), "#333333") if "within" in entry else "#bbbbbb"
+    box = {
+        "boxstyle": "round,pad=0.25",
+        "facecolor": COLORS.get(chapter, "#333333") if chapter else "white",
+        "edgecolor": COLORS.get(chapter, "#333333") if chapter else part,
+        "linewidth": 1.6 if chapter or "within" in entry else 0.7,
+    }
+    dark = chapter and chapter not in ("drqv2", "drqn", "redq")
+    ax.text(x, y, entry["name"], ha="center", va="center", fontsize=8, bbox=box, zorder=2,
+            color="white" if dark else "black", weight="bold" if chapter else "normal")
+plt.show()
+
+# %% [markdown]
+# Filled boxes are chapters, coloured frames are parts of one. A line leads from an idea down to
+# what was built on it; thick lines join two chapters of this book.
+#
+# How much of it grows from the first entry? Follow the lines backwards from each name.
+
+
+# %%
+def roots(name: str) -> set[str]:
+    """Return the entries without a predecessor from which one descends."""
+    before = by_name[name].get("builds_on", [])
+    return set().union(*map(roots, before)) if before else {name}
+
+
+for root in ("Q-learning", "REINFORCE"):
+    count = sum(root in roots(name) for name in by_name)
+    print(f"{count} of {len(entries)} entries descend from {root}")
+both = [name for name in by_name if roots(name) >= {"Q-learning", "REINFORCE"}]
+print("the first that descends from both:", both[0])
+
+# %% [markdown]
+# ## Year by year
+#
+# The year is that of the publication named beside it; where a preprint came out earlier, it was a
+# year or two before.
+
+
+# %%
+def in_this_book(entry: dict) -> str:
+    """Say where the book has an entry, and how much of it."""
+    home = entry.get("chapter") or entry.get("within")
+    if home is None:
+        return "not yet"
+    kind = "**chapter" if "chapter" in entry else "part of"
+    end = "**" if "chapter" in entry else ""
+    return f"{kind} [{home}]({home}.ipynb){end}: {entry['scope']}"
+
+
+rows = ["| year | name | idea | built on | in this book |", "|---|---|---|---|---|"]
+rows += [
+    f"| {entry['year']} | **{entry['name']}** | {entry['idea']} *{entry['paper']}* "
+    f"| {', '.join(entry.get('builds_on', []))} | {in_this_book(entry)} |"
+    for entry in entries
+]
+Markdown("\n".join(rows))
+
+# %% [markdown]
+# ## Adding to it
+#
+# Put an entry into `book/timeline.yml` where its year belongs and run this chapter again. An
+# algorithm of your own gets `chapter: NAME` when its class is registered; the test
+# `test_timeline_and_library_agree` fails as long as one of the two is missing.
+#
+# ## References
+#
+# - R. Sutton and A. Barto (2018). *Reinforcement Learning: An Introduction*, second edition. MIT
+#   Press: section 1.7 tells the history before 1989.
+# - K. Arulkumaran, M. Deisenroth, M. Brundage, A. Bharath (2017). *Deep Reinforcement Learning: A
+#   Brief Survey.* IEEE Signal Processing Magazine 34.
