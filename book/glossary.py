@@ -14,8 +14,206 @@
 # %% [markdown]
 # # Glossary
 #
-# ## A
+# The words of the book, each in a sentence or two, with the chapter that builds it. The symbols
+# stand under [notation](notation.ipynb).
+
+# %% [markdown]
+# ## The task
+#
+# ### Environment
+#
+# The world that an agent acts in: it takes an action and gives back an observation, a reward and
+# whether the episode has ended. See [Environments](envs.ipynb).
+#
+# ### Episode
+#
+# What happens from one reset of an environment to the next termination or truncation.
+#
+# ### Observation
+#
+# What the agent sees of the state; all of it in CartPole, a part of it in CartPole without
+# velocities.
+#
+# ### Partial observability
+#
+# The observation does not show all of the state, so that the best action depends on what was seen
+# before. See [DRQN](drqn.ipynb).
+#
+# ### Return
+#
+# The sum of the rewards of an episode, not discounted unless it says otherwise.
+#
+# ### Discount
+#
+# The factor $\gamma$ by which a reward counts less for each step that it comes later.
+#
+# ### Termination
+#
+# The end of an episode that belongs to the task: nothing follows, and the value of what follows is
+# zero. See [Environments](envs.ipynb).
+#
+# ### Truncation
+#
+# An episode is cut off from outside, by a time limit for example: something would have followed,
+# and the target still bootstraps. See [Environments](envs.ipynb).
+#
+# ### Vector environment
+#
+# Several environments that step together, so that one forward pass serves them all.
+
+# %% [markdown]
+# ## Values and targets
+#
+# ### Policy
+#
+# The rule by which an agent chooses actions: the greedy choice of a Q-network, or a distribution.
+#
+# ### Q-value
+#
+# The discounted return to expect if the agent takes this action now and acts well afterwards. See
+# [DQN](dqn.ipynb).
+#
+# ### Bootstrapping
+#
+# Using the own estimate of what follows as a part of the target.
+#
+# ### TD error
+#
+# The distance between the value of an action and its target, also called temporal-difference error.
+#
+# ### n-step return
+#
+# The discounted sum of the next $n$ rewards, with a bootstrapped value behind it. See
+# [Replay](replay.ipynb).
+#
+# ### Target network
+#
+# A copy of the network that follows it slowly and makes the targets, so that they do not run away.
+# See [DQN](dqn.ipynb).
+#
+# ### Double DQN
+#
+# The online network chooses the next action and the target network says what it is worth, which
+# makes the target less optimistic. See [DQN](dqn.ipynb).
+#
+# ### Overestimation
+#
+# The maximum of noisy values is too high on average; targets made from it carry that on.
+#
+# ### Off-policy
+#
+# Learning about one policy from actions that another one chose, so that old data can be replayed.
+#
+# ### On-policy
+#
+# Learning only from actions that the present policy chose; replay is not possible.
+
+# %% [markdown]
+# ## Exploring and remembering
+#
+# ### Epsilon-greedy
+#
+# Acting at random with probability $\varepsilon$, and greedily otherwise. See [DQN](dqn.ipynb).
+#
+# ### Transition
+#
+# What one step leaves behind: observation, action, reward, next observation, terminated.
 #
 # ### Replay buffer
 #
-# What has been seen.
+# A store of transitions from which batches are drawn at random. See [Replay](replay.ipynb).
+#
+# ### Prioritised replay
+#
+# Drawing more often what had a large TD error, with weights that undo the bias. See
+# [R2D2](r2d2.ipynb).
+#
+# ### Importance weight
+#
+# The factor that makes up for a sample that was drawn more often than the others.
+#
+# ### Chunk
+#
+# A piece of an episode of fixed length on which a recurrent network is trained. See
+# [DRQN](drqn.ipynb).
+#
+# ### Burn-in
+#
+# The first steps of a chunk, which only bring the memory up to date and are not learned from. See
+# [R2D2](r2d2.ipynb).
+#
+# ### LSTM
+#
+# A recurrent network whose cell keeps what its gates let in, over many steps. See
+# [DRQN](drqn.ipynb).
+#
+# ### Value rescaling
+#
+# Learning values on a squashed scale, so that large and small rewards need no clipping. See
+# [R2D2](r2d2.ipynb).
+
+# %% [markdown]
+# ## Actors and critics
+#
+# ### Actor
+#
+# The network that chooses a continuous action.
+#
+# ### Critic
+#
+# The network that says what an action is worth, and along whose slope the actor climbs.
+#
+# ### Entropy
+#
+# How undecided a policy is; SAC rewards it, so that the actor goes on exploring.
+#
+# ### Temperature
+#
+# The weight of the entropy beside the reward.
+#
+# ### Ensemble
+#
+# Several critics with different weights, whose disagreement shows what they do not know.
+#
+# ### Update-to-data ratio
+#
+# Gradient steps per environment step.
+#
+# ### Polyak averaging
+#
+# Moving the target network a small share of the way to the online network after each update.
+#
+# ### Augmentation
+#
+# Changing an image in a way that should not change its value, such as a shift by a few pixels.
+
+# %% [markdown]
+# ## Running and measuring
+#
+# ### Seed
+#
+# The number from which all randomness of a run is derived; two runs with the same seed and settings
+# are equal.
+#
+# ### Checkpoint
+#
+# A file with everything that a run needs to go on: weights, optimisers, buffer, counters,
+# generators. See [Checkpoints](checkpoint.ipynb).
+#
+# ### Greedy evaluation
+#
+# Playing episodes without random actions, in environments of their own.
+#
+# ### Ablation
+#
+# Taking one part away, with all else equal, to see what it buys.
+#
+# ### Confidence interval
+#
+# The range that holds the true mean in 95 % of experiments like this one; the band around a curve.
+# See [Figures](figures.ipynb).
+#
+# ### Provenance comment
+#
+# The line in a module that names the chapter and the heading where the code below it is taught. See
+# [From chapter to library](tangle.ipynb).

@@ -14,10 +14,22 @@
 # %% [markdown]
 # # Deep reinforcement learning, a sourcebook
 #
-# This is a book that runs. Each chapter builds one algorithm from nothing: the model, the buffer, the
-# loss, the trainer, in the order in which you need them, with one small example by hand before each
-# piece of code. The cells that make up the algorithm are exported into a Python package of the same
-# name, so what you read is what you import:
+# **A book that runs.** Each chapter builds one algorithm from nothing: model, buffer, loss and
+# trainer, with one small example by hand before each piece of code. The cells of a chapter are
+# exported into a Python package, so what you read is what you import; and since the tests execute
+# every chapter, with asserts on the numbers that it shows, the book is its own test suite.
+#
+# ![A pole that is balanced, an arm that is swung up: trained agents](_static/agents.gif)
+#
+# **For whom?** For students and engineers with a laptop and no GPU who want to see an idea work
+# within a minute, trust the numbers, and take the code into their own scripts.
+#
+# **What can you do in five minutes?** Train an agent and look at it, in the shell or in Python:
+#
+# ```
+# rlbook train dqn --config cartpole --run-dir runs/a
+# rlbook watch runs/a --out agent.gif
+# ```
 #
 # ```python
 # from rlbook.dqn import DQN
@@ -27,22 +39,11 @@
 # print(agent.evaluate(episodes=10).mean)
 # ```
 #
-# And because every chapter is executed from top to bottom by the tests, with asserts on the numbers
-# that it shows, the book is its own test suite.
-#
-# ## For whom
-#
-# For students and engineers with a laptop and no GPU who want to see an idea work within a minute,
-# trust the numbers, and take the code into their own scripts.
-#
-# ## What you need to know
-#
-# - Python with NumPy, and enough PyTorch to read a training loop: tensors, modules, `backward`.
-# - What a derivative and an expected value are.
-# - No reinforcement learning: the words are introduced where they are first needed. If you would like
-#   a first book on the subject itself, read the opening chapters of Sutton and Barto (2018) beside
-#   this one.
-#
+# The agents above were trained by the first of these commands, with the settings that are shipped
+# for each environment and seed 0, and drawn by the second; `book/_ext/animation.py` puts them side
+# by side.
+
+# %% [markdown]
 # ## Five minutes
 #
 # Below, in this very cell, an agent learns to balance a pole. It plays at random at first; nobody tells
@@ -98,10 +99,75 @@ filmstrip(pick_frames(np.array(frames), 8))
 # %% [markdown]
 # ## How to read
 #
+# You need Python with NumPy, enough PyTorch to read a training loop (tensors, modules, `backward`),
+# and to know what a derivative and an expected value are. You need no reinforcement learning: the
+# words are introduced where they are first needed, and the [glossary](glossary.ipynb) has them all.
+# If you would like a first book on the subject itself, read the opening chapters of Sutton and Barto
+# (2018) beside this one. What came when, and what is built on what, shows the
+# [timeline](timeline.ipynb).
+#
 # Read the foundations in order if you want to know how everything works, or go straight to an
 # algorithm and come back when a name is new: every name that a chapter imports from `rlbook.envs`,
-# say, is built in the chapter *Environments*, under the same name.
-#
+# say, is built in the chapter *Environments*, under the same name. So the imports of the library
+# say which chapter needs which, and the figure is drawn from them. A chapter needs those that an
+# arrow leads from, and what they need in turn.
+
+# %% tags=["hide-input"]
+import ast
+from pathlib import Path
+
+library = Path(rlbook.__file__).parent
+chapters = (library / "chapters.txt").read_text(encoding="utf-8").split()
+
+
+def needs(chapter: str) -> set[str]:
+    """Return the chapters from which the module of a chapter imports."""
+    tree = ast.parse((library / f"{chapter}.py").read_text(encoding="utf-8"))
+    found = [node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
+    return {name.removeprefix("rlbook.") for name in found} & set(chapters) - {chapter}
+
+
+direct = {chapter: needs(chapter) for chapter in chapters}
+reached: dict[str, set[str]] = {}
+
+
+def all_needs(chapter: str) -> set[str]:
+    """Return what a chapter needs, and what that needs in turn."""
+    if chapter not in reached:
+        reached[chapter] = direct[chapter].union(*map(all_needs, direct[chapter]))
+    return reached[chapter]
+
+
+def depth(chapter: str) -> int:
+    """Return the length of the longest way from the start of the book."""
+    return max((depth(name) + 1 for name in direct[chapter]), default=0)
+
+
+columns: dict[int, list[str]] = {}
+for chapter in chapters:
+    columns.setdefault(depth(chapter), []).append(chapter)
+tallest = max(map(len, columns.values()))
+place = {
+    chapter: (x, (i + 0.5) * tallest / len(column))
+    for x, column in columns.items()
+    for i, chapter in enumerate(column)
+}
+figure, ax = plt.subplots(figsize=(8, 0.62 * tallest + 0.3))
+ax.set(xlim=(-0.5, max(columns) + 0.5), ylim=(tallest, 0))
+ax.axis("off")
+for chapter in chapters:
+    around = set().union(*(all_needs(name) for name in direct[chapter]))
+    for name in direct[chapter] - around:  # an arrow that others imply is left out
+        ax.annotate("", place[chapter], place[name], zorder=1, arrowprops={
+            "arrowstyle": "-|>", "color": "#999999", "lw": 0.9, "shrinkA": 16, "shrinkB": 20})
+for chapter, (x, y) in place.items():
+    color = COLORS.get(chapter, "#666666")
+    ax.text(x, y, chapter, ha="center", va="center", fontsize=9, zorder=2,
+            weight="bold" if chapter in COLORS else "normal",
+            bbox={"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": color, "lw": 1.4})
+plt.show()
+
+# %% [markdown]
 # Each chapter on an algorithm has the same parts: a promise, the problem that it solves, the pieces
 # with numbers by hand, a live run of at most a minute and a half, a look inside the trained agent,
 # what each part buys over several seeds, what differs from the paper, and exercises, one of which is
@@ -125,14 +191,7 @@ for name, algorithm in rlbook.ALGORITHMS.items():
 # | Shell | `rlbook train dqn --config cartpole --run-dir runs/a` |
 # | Test | `make test` runs the library's tests and every chapter |
 #
-# ## Conventions
-#
-# - $s$, $a$, $r$, $s'$: state, action, reward, next state; $\gamma$: the discount; $\theta$: the weights
-#   of a network; $\theta^-$: those of its target; $\varepsilon$: the probability of a random action.
-# - A *step* is one step of one environment. Four environments that step once make four steps.
-# - A *return* is the sum of the rewards of an episode, not discounted, unless it says otherwise.
-# - Arrays are `(batch, ...)` or `(time, batch, ...)`, and a number per sample is `(batch,)`.
-# - A curve over several seeds is a mean with a 95 % Student-t interval of the mean.
+# Symbols, shapes and what a *step* and a *return* are stand under [notation](notation.ipynb).
 #
 # ## Reference
 #

@@ -138,7 +138,8 @@ def in_this_book(entry: dict) -> str:
         return "not yet"
     kind = "**chapter" if "chapter" in entry else "part of"
     end = "**" if "chapter" in entry else ""
-    return f"{kind} [{home}]({home}.ipynb){end}: {entry['scope']}"
+    link = f"[{home}]({home}.ipynb)" if Path(f"{home}.ipynb").is_file() else home
+    return f"{kind} {link}{end}: {entry['scope']}"
 
 
 rows = ["| year | name | idea | built on | in this book |", "|---|---|---|---|---|"]
