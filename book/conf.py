@@ -50,6 +50,7 @@ html_theme_options = {
     "footer_content_items": [],
 }
 html_copy_source = True
+html_show_search_summary = False  # a browser does not let a page from the disk read others
 html_show_sphinx = False
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True

@@ -39,7 +39,8 @@ def watch(algorithm: str, config: str) -> Image.Image:
 
 def frames_in_time(animation: Image.Image) -> list[Image.Image]:
     """Take frames at equal times; the last one stays when an episode is over."""
-    frames, ends = [], []
+    frames: list[Image.Image] = []
+    ends: list[int] = []
     for i in range(getattr(animation, "n_frames", 1)):
         animation.seek(i)
         picture = animation.convert("RGB")

@@ -4,7 +4,7 @@ import ast
 import difflib
 import html
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import library
@@ -73,7 +73,8 @@ def pieces(module: str, node: Definition) -> dict[str, Piece]:
     for method in methods:
         lines = lines_of(module, method)
         inside[method.name] = Piece(module, f"{node.name}.{method.name}", lines)
-        cut |= set(range(method.end_lineno - len(lines) + 1, method.end_lineno + 1))
+        last = method.end_lineno or 0
+        cut |= set(range(last - len(lines) + 1, last + 1))
     head = [line for i, line in enumerate(whole, start=first) if i not in cut]
     while head and not head[-1].strip():
         head.pop()
@@ -88,7 +89,7 @@ def overridden(module: str, old: ast.ClassDef, new: ast.ClassDef) -> list[str]:
         targets = [part.target if isinstance(part, ast.AnnAssign) else part.targets[0] for part in found]
         return dict(zip(map(ast.unparse, targets), found, strict=True))
 
-    body = [part for part in old.body if isinstance(part, ast.Expr)]
+    body: list[ast.stmt] = [part for part in old.body if isinstance(part, ast.Expr)]
     body += [part for name, part in fields(old).items() if name in fields(new)]
     lines = lines_of(module, old)
     head = lines[: len(lines) - (old.end_lineno or 0) + old.body[0].lineno - 1]
@@ -142,7 +143,7 @@ def cells(kind: str, lines: list[str]) -> list[str]:
     ]
 
 
-def opcodes(old: list[str], new: list[str]) -> list[tuple[str, int, int, int, int]]:
+def opcodes(old: list[str], new: list[str]) -> Sequence[tuple[str, int, int, int, int]]:
     """Compare two pieces line by line, whatever their indentation."""
     plain = [line.strip() for line in old], [line.strip() for line in new]
     return difflib.SequenceMatcher(None, *plain, autojunk=False).get_opcodes()
@@ -199,10 +200,14 @@ def heading_of(module: str, name: str) -> str:
 def page(old: str, new: str) -> str:
     """Write the page that shows what the chapter `new` changes in the code of `old`."""
     taken = [name for name, module in imports(new).items() if module == old]
-    changed, added = [], []
+    changed: list[tuple[str, Definition, tuple[str, str]]] = []
+    added: list[tuple[str, Definition]] = []
     for name, node in definitions(new).items():
         match = counterpart(old, new, node)
-        (changed if match else added).append((name, node, match))
+        if match:
+            changed.append((name, node, match))
+        else:
+            added.append((name, node))
     short = [title(name).split(":")[0] for name in (old, new)]
     links = [heading_link(name, title(name), text) for name, text in zip((old, new), short, strict=True)]
     parts = [
@@ -215,7 +220,6 @@ def page(old: str, new: str) -> str:
     ]
     parts[2:] = ["\n".join(parts[2:])]
     for name, node, match in changed:
-        assert match is not None
         before = pieces(match[0], definitions(match[0])[match[1]])
         after = pieces(new, node)
         parent = definitions(match[0])[match[1]]
@@ -229,7 +233,7 @@ def page(old: str, new: str) -> str:
             parts += [f"{'Inherited unchanged' if inherits else 'No longer there'}: {rest}."]
     if added:
         parts += ["## What is new"]
-    for name, node, _ in added:
+    for name, node in added:
         whole = Piece(new, name, lines_of(new, node))
         parts += [f"### {name}", f"Built in {heading_link(new, heading_of(new, name))}."]
         parts += [table(None, whole)]

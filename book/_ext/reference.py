@@ -73,18 +73,18 @@ def api_page(name: str) -> str:
 
 def api_index(names: list[str]) -> str:
     """Write the page that lists all modules and what each exports."""
-    rows = ["| module | chapter | exports |", "|---|---|---|"]
+    rows = []
     for name in names:
         exports = [public for section in library.sections(name) for public in section.names]
         links = ", ".join(f"[`{public}`](#rlbook.{name}.{public})" for public in sorted(exports))
-        module = f"[`rlbook.{name}`](/{API}/{name}.md)"
-        rows.append(f"| {module} | {heading_link(name, title(name))} | {links} |")
+        rows.append(f"## [`rlbook.{name}`](/{API}/{name}.md)")
+        rows.append(f"From the chapter {heading_link(name, title(name))}: {links}.")
     intro = (
         "# The library\n\nEvery module of `rlbook` is exported by the chapter of the same name. "
         "These pages are made from its docstrings; under each exported cell of a chapter stand "
         "the links to them."
     )
-    return "\n\n".join([intro, "\n".join(rows)]) + "\n"
+    return "\n\n".join([intro, *rows]) + "\n"
 
 
 def thumbnail(png: str) -> bytes:
@@ -98,7 +98,7 @@ def thumbnail(png: str) -> bytes:
 
 def chapter_figures(name: str) -> list[tuple[str, str, str]]:
     """List the figures of a chapter: anchor, heading above it, and picture."""
-    found = []
+    found: list[tuple[str, str, str]] = []
     for i, cell in enumerate(library.notebook(name).cells):
         heading = [text for index, text in library.headings(name) if index <= i][-1]
         for output in cell.get("outputs", []):
@@ -142,14 +142,11 @@ def write_pages() -> Path:
     for file, text in pages.items():
         write(FOLDER / file, text)
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8"))
-    files = [f"reference/differences/{new}" for _, new in pairs]
-    reference = [{"file": "reference/figures"}, {"file": "reference/api"}]
-    reference[1]["sections"] = [{"file": f"{API}/{name}"} for name in names]
-    extra = [
-        {"caption": "From chapter to chapter", "chapters": [{"file": file} for file in files]},
-        {"caption": "Reference", "chapters": reference},
-    ]
-    toc["parts"] += [part for part in extra if part["chapters"]]
+    changes = [{"file": f"reference/differences/{new}"} for _, new in pairs]
+    api = {"file": "reference/api", "sections": [{"file": f"{API}/{name}"} for name in names]}
+    if changes:
+        toc["parts"].append({"caption": "From chapter to chapter", "chapters": changes})
+    toc["parts"].append({"caption": "Reference", "chapters": [{"file": "reference/figures"}, api]})
     write(FOLDER / "toc.yml", yaml.safe_dump(toc, sort_keys=False))
     return FOLDER / "toc.yml"
 
