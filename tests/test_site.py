@@ -1,0 +1,165 @@
+"""The site, as files: nothing from another host, and links both ways between book and library."""
+
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+import yaml
+
+import rlbook
+from rlbook.tangle import find_root, read_toc
+
+pytestmark = pytest.mark.xdist_group("site")
+ROOT = find_root(Path(__file__).parent)
+CHAPTERS = read_toc(ROOT)
+MODULES = (ROOT / "rlbook" / "chapters.txt").read_text(encoding="utf-8").split()
+ENTRIES = yaml.safe_load((ROOT / "book" / "timeline.yml").read_text(encoding="utf-8"))["entries"]
+
+
+def page(site: Path, name: str) -> str:
+    """Read a page of the site."""
+    return (site / f"{name}.html").read_text(encoding="utf-8")
+
+
+# Pages
+
+
+def test_each_chapter_has_a_page_and_each_module_too(site: Path) -> None:
+    wanted = {f"book/{name}" for name in CHAPTERS} | {f"reference/api/{name}" for name in MODULES}
+    assert not {name for name in wanted if not (site / f"{name}.html").is_file()}
+    assert "book/index.html" in (site / "index.html").read_text(encoding="utf-8")
+
+
+def test_nothing_is_loaded_from_another_host(site: Path) -> None:
+    """Links may lead away; scripts, styles, fonts and pictures may not."""
+    loads = re.compile(
+        r"<(?:script|img|iframe|source|video|audio|embed)\b[^>]*\bsrc=[\"'](?:https?:)?//[^\"']+"
+        r"|<link\b(?![^>]*rel=[\"'](?:canonical|author|license)[\"'])[^>]*\bhref=[\"'](?:https?:)?//[^\"']+"
+    )
+    for path in site.rglob("*.html"):
+        assert not loads.findall(path.read_text(encoding="utf-8")), path.name
+    for path in (site / "_static").rglob("*.css"):
+        css = path.read_text(encoding="utf-8")
+        assert not re.findall(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", css), path.name
+
+
+def test_links_inside_the_site_lead_somewhere(site: Path) -> None:
+    anchors: dict[Path, set[str]] = {}
+    missing = []
+    for path in site.rglob("*.html"):
+        for link in re.findall(r"<a\b[^>]*\bhref=\"([^\"]+)\"", path.read_text(encoding="utf-8")):
+            file, _, anchor = link.partition("#")
+            if re.match(r"[a-z]+:", link) or file.startswith("//"):
+                continue
+            target = (path.parent / file).resolve() if file else path
+            if target not in anchors and target.is_file():
+                text = target.read_text(encoding="utf-8") if target.suffix == ".html" else ""
+                anchors[target] = set(re.findall(r"\bid=\"([^\"]+)\"", text))
+            if target not in anchors or (anchor and anchor not in anchors[target]):
+                missing.append(f"{path.relative_to(site)}: {link}")
+    assert not missing, missing[:10]
+
+
+def test_each_exported_name_links_chapter_and_library(site: Path) -> None:
+    for name in MODULES:
+        chapter, api = page(site, f"book/{name}"), page(site, f"reference/api/{name}")
+        module = __import__(f"rlbook.{name}", fromlist=["__all__"])
+        for public in module.__all__:
+            assert f'id="rlbook.{name}.{public}"' in api, f"{name}.{public} is not documented"
+            assert f"../reference/api/{name}.html#rlbook.{name}.{public}" in chapter, public
+        assert f"../../book/{name}.html" in api
+
+
+def test_each_setting_is_documented(site: Path) -> None:
+    for algorithm in rlbook.ALGORITHMS.values():
+        config = algorithm.config_class
+        text = page(site, "reference/api/" + config.__module__.removeprefix("rlbook."))
+        for name in config.__dataclass_fields__:
+            assert f">{name}<" in text, f"{config.__name__}.{name}"
+
+
+def test_chapters_say_how_to_open_them(site: Path) -> None:
+    for name in CHAPTERS:
+        command = "make lab" if name == "index" else f"make lab CHAPTER={name}"
+        text = re.sub(r"<[^>]+>", "", page(site, f"book/{name}"))
+        assert f"Open in JupyterLab: {command}" in " ".join(text.split())
+
+
+def test_differences_show_what_a_chapter_changes(site: Path) -> None:
+    chapter_of = {entry["name"]: entry.get("chapter") for entry in ENTRIES}
+    pairs = [
+        (chapter_of[old], entry["chapter"])
+        for entry in ENTRIES
+        if entry.get("chapter") in MODULES
+        for old in entry.get("builds_on", [])
+        if chapter_of[old] in MODULES
+    ]
+    assert {("dqn", "drqn"), ("drqn", "r2d2")} <= set(pairs)
+    for old, new in pairs:
+        text = page(site, f"reference/differences/{new}")
+        assert f"rlbook/{old}.py · " in text and f"rlbook/{new}.py · " in text
+        assert 'class="old"' in text and 'class="new"' in text
+        assert f"../reference/differences/{new}.html" in page(site, f"book/{new}")
+    plain = re.sub(r"<[^>]+>", "", page(site, "reference/differences/drqn"))
+    assert "def drqn_loss(" in plain and "def dqn_loss(" in plain
+
+
+def test_figure_index_shows_each_figure_and_leads_to_it(site: Path) -> None:
+    index = page(site, "reference/figures")
+    for name in CHAPTERS:
+        outputs = [
+            output
+            for cell in nbformat.read(ROOT / "book" / f"{name}.ipynb", as_version=4).cells
+            for output in cell.get("outputs", [])
+        ]
+        count = sum("image/png" in output.get("data", {}) for output in outputs)
+        assert len(re.findall(rf'href="\.\./book/{name}\.html#figure-\d+"', index)) == count, name
+        assert len(re.findall(r'<img\b[^>]*\bid="figure-\d+"', page(site, f"book/{name}"))) == count
+
+
+# The timeline, the glossary, the notation
+
+
+def test_timeline_and_library_agree() -> None:
+    """What the timeline calls implemented is registered, and the reverse."""
+    chapters = [entry["chapter"] for entry in ENTRIES if "chapter" in entry]
+    assert len(chapters) == len(set(chapters))
+    registered = {cls.__module__.removeprefix("rlbook.") for cls in rlbook.ALGORITHMS.values()}
+    assert set(chapters) == registered
+
+
+def test_timeline_is_complete_and_in_order() -> None:
+    names = [entry["name"] for entry in ENTRIES]
+    assert len(names) == len(set(names)) and len(names) >= 35
+    asked = ["DQN", "DRQN", "DDPG", "TRPO", "PPO", "SAC", "R2D2", "TQC", "REDQ", "DrQ-v2", "CrossQ"]
+    assert not {*asked, "Discrete SAC"} - set(names)
+    assert ENTRIES[0]["year"] == 1989
+    assert [entry["year"] for entry in ENTRIES] == sorted(entry["year"] for entry in ENTRIES)
+    keys = {"name", "year", "paper", "family", "idea", "builds_on", "chapter", "within", "scope"}
+    for i, entry in enumerate(ENTRIES):
+        assert {"name", "year", "paper", "family", "idea"} <= set(entry) <= keys, entry["name"]
+        assert set(entry.get("builds_on", [])) <= set(names[:i]), entry["name"]
+        assert ("scope" in entry) == ("chapter" in entry or "within" in entry), entry["name"]
+        assert entry.get("within", "dqn") in CHAPTERS, entry["name"]
+
+
+def test_each_letter_of_mathematics_stands_under_notation() -> None:
+    listed = """alpha beta gamma delta epsilon varepsilon zeta eta theta kappa lambda mu nu xi pi rho
+        sigma tau phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"""
+    greek = set(listed.split())
+
+    def letters(name: str) -> set[str]:
+        text = (ROOT / "book" / f"{name}.py").read_text(encoding="utf-8")
+        return set(re.findall(r"\\([A-Za-z]+)", text)) & greek
+
+    known = letters("notation")
+    assert not {name: new for name in CHAPTERS if (new := letters(name) - known)}
+
+
+def test_glossary_is_linked_from_the_chapters(site: Path) -> None:
+    for name in MODULES:
+        if name in ("settings", "tangle"):  # no reinforcement learning happens there
+            continue
+        link = r'class="term[^"]*" href="\.\./book/glossary\.html#'
+        assert re.search(link, page(site, f"book/{name}")), name
