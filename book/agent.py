@@ -29,9 +29,9 @@
 #
 # | | |
 # |---|---|
-# | Builds on | [](envs.py) for evaluation, [](settings.py) for settings, [](checkpoint.py) for files |
+# | Builds on | [Environments](envs.ipynb) for evaluation, [Settings](settings.ipynb) for settings, [Checkpoints](checkpoint.ipynb) for files |
 # | New here | the contract between algorithm and loop, the registry, owned randomness |
-# | Next | [](run.py) holds the loop that calls all this |
+# | Next | [The run](run.ipynb) holds the loop that calls all this |
 #
 # Libraries of reinforcement learning tend to hide the algorithm under layers: a base class, an
 # off-policy class, a policy class, a mixin. Here there is one layer. To read an algorithm you read
@@ -648,12 +648,26 @@ print("means after 50 more steps:", agent.averages.q.tolist(), twin.averages.q.t
 # Draw as many numbers as there are observations and choose with `np.where`:
 #
 # ```python
-# chance = self.generator.random(len(obs)) < 0.1
-# randoms = self.generator.integers(self.action_space.n, size=len(obs))
-# actions = np.where(chance, randoms, actions)
+# class EachAlone(Bandit):
+#     """As `Bandit`, with a decision for each environment."""
+#
+#     name = "each_alone"
+#
+#     def act(self, obs, state, episode_start, explore):
+#         actions = np.full(len(obs), int(self.averages.q.argmax()))
+#         if explore:
+#             chance = self.generator.random(len(obs)) < 0.1
+#             randoms = self.generator.integers(self.action_space.n, size=len(obs))
+#             actions = np.where(chance, randoms, actions)
+#         return actions, state
+#
+# each = EachAlone("rlbook/OneStep-v0", seed=0)
+# many = np.zeros((1_000, *each.observation_space.shape), np.float32)
+# actions, _ = each.act(many, None, np.zeros(1_000, bool), explore=True)
+# assert 0 < np.mean(actions != each.averages.q.argmax()) < 0.1
 # ```
 #
-# This is how DQN does it in [](dqn.py).
+# [DQN](dqn.ipynb) does it in this way.
 #
 # </details>
 
@@ -667,6 +681,15 @@ print("means after 50 more steps:", agent.averages.q.tolist(), twin.averages.q.t
 # Because a network for the wrong space fails with a message about matrix sizes, or, worse, does not
 # fail at all: a continuous action of one dimension would pass for one discrete action. And because
 # what every algorithm would have to remember, one of them would forget.
+#
+# ```python
+# try:
+#     Bandit("Pendulum-v1")
+# except ValueError as error:
+#     print(error)  # one sentence, before any network is built
+# else:
+#     raise AssertionError("a continuous action was taken for a discrete one")
+# ```
 #
 # </details>
 
@@ -702,6 +725,31 @@ class Forgetful(Bandit):
 # compare the actions of a loaded twin with those of the original, as the cell below does. The
 # repair is to draw from `self.generator`, which is saved.
 #
+# ```python
+# class Forgetful(Bandit):
+#     """As `Bandit`; its only generator is the one that is saved."""
+#
+#     name = "forgetful"
+#
+#     def act(self, obs, state, episode_start, explore):
+#         actions = np.full(len(obs), int(self.averages.q.argmax()))
+#         if explore and self.generator.random() < 0.1:
+#             actions = self.generator.integers(self.action_space.n, size=len(obs))
+#         return actions, state
+#
+# original = Forgetful("rlbook/OneStep-v0", seed=3, eval_every=0)
+# original.learn(200, progress=False)
+# with tempfile.TemporaryDirectory() as name:
+#     original.save(Path(name) / "agent.pt")
+#     copy = load(Path(name) / "agent.pt")
+# obs, start = np.zeros((1, *original.observation_space.shape), np.float32), np.zeros(1, bool)
+# played = [
+#     [int(each.act(obs, None, start, explore=True)[0][0]) for _ in range(200)]
+#     for each in (original, copy)
+# ]
+# assert played[0] == played[1]
+# ```
+#
 # </details>
 
 
@@ -734,6 +782,25 @@ for kind in (Forgetful, Bandit):
 # Nothing: let `updates_due` return 0, and `update` is never called. Then `act` is one line,
 # `self.generator.integers(self.action_space.n, size=len(obs))`, and `observe` does nothing. A mean
 # return of about 22 is what you should see on CartPole.
+#
+# ```python
+# class AtRandom(Bandit):
+#     """Plays at random, and learns nothing."""
+#
+#     name = "at_random"
+#
+#     def act(self, obs, state, episode_start, explore):
+#         return self.generator.integers(self.action_space.n, size=len(obs)), state
+#
+#     def observe(self, transition: Transition) -> None:
+#         pass
+#
+#     def updates_due(self) -> int:
+#         return 0
+#
+# floor = AtRandom("CartPole-v1", seed=0).evaluate(episodes=50).mean
+# assert 15 < floor < 35
+# ```
 #
 # </details>
 

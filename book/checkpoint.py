@@ -679,8 +679,22 @@ print([file.name for file in short.paths()])
 # no error. Leading zeros make the order of texts the order of numbers:
 #
 # ```python
-# assert sorted(["step_10000", "step_8000"])[0] == "step_10000"
-# assert sorted([f"step_{n:012d}" for n in (10_000, 8_000)])[0] == "step_000000008000"
+# class ShortNames(CheckpointDirectory):
+#     """A directory of checkpoints whose names are in the order of their steps."""
+#
+#     def save(self, step: int, content: dict[str, Any]) -> Path:
+#         """Write the checkpoint of a step, then drop what is older than the last two."""
+#         path = self.directory / f"step_{step:012d}.pt"
+#         write_checkpoint(path, content)
+#         for old in self.paths()[: -self.keep]:
+#             old.unlink()
+#         return path
+#
+# with tempfile.TemporaryDirectory() as name:
+#     repaired = ShortNames(Path(name))
+#     for step in (8_000, 9_000, 10_000, 11_000):
+#         repaired.save(step, {"step": step})
+#     assert [read_checkpoint(file)["step"] for file in repaired.paths()] == [10_000, 11_000]
 # ```
 #
 # </details>
@@ -697,6 +711,12 @@ print([file.name for file in short.paths()])
 # another one, and then `os.replace` fails with *Invalid cross-device link*. `shutil.move` would not
 # fail: it copies, and a copy can be cut off in the middle, which is where we started.
 #
+# ```python
+# with tempfile.TemporaryDirectory() as name:
+#     write_checkpoint(Path(name) / "agent.pt", {"step": 1})
+#     assert os.listdir(name) == ["agent.pt"]  # the temporary file was here, and has been renamed
+# ```
+#
 # </details>
 
 # %% [markdown]
@@ -711,10 +731,13 @@ print([file.name for file in short.paths()])
 # alone, so whoever can change the content can change the sum.
 #
 # ```python
-# stolen = read_checkpoint(path)
-# stolen["weights"][0] = 666
-# write_checkpoint(path, stolen)
-# assert read_checkpoint(path)["weights"][0] == 666
+# with tempfile.TemporaryDirectory() as name:
+#     theirs = Path(name) / "agent.pt"
+#     write_checkpoint(theirs, {"weights": torch.zeros(3)})
+#     stolen = read_checkpoint(theirs)
+#     stolen["weights"][0] = 666
+#     write_checkpoint(theirs, stolen)
+#     assert read_checkpoint(theirs)["weights"][0] == 666
 # ```
 #
 # The owner needs a sum that depends on a secret: `hmac.new(key, content, "sha256")` for readers who
@@ -737,11 +760,17 @@ print([file.name for file in short.paths()])
 # the same weights, and you can say which checkpoint a result came from.
 #
 # ```python
+# import hashlib
 # import zlib
 #
-# start = time.perf_counter()
-# zlib.crc32(large["rows"].numpy())
-# print(f"{0.032 / (time.perf_counter() - start):.1f} GB a second")
+# content = bytearray(32_000_000)
+# for name, digest in (("CRC-32", zlib.crc32), ("SHA-256", hashlib.sha256)):
+#     start = time.perf_counter()
+#     digest(content)
+#     print(f"{name}: {0.032 / (time.perf_counter() - start):.1f} GB a second")
+# before = zlib.crc32(content)
+# content[12_345] ^= 1
+# assert zlib.crc32(content) != before
 # ```
 #
 # </details>
@@ -757,6 +786,17 @@ print([file.name for file in short.paths()])
 # Three sound checkpoints: 10, 20 and 30. `newest` returns 30. The next `save` writes 40 and keeps
 # 30 and 40, so one save later all is tidy. Nothing in between needs repair, which is why the order
 # is first write, then drop.
+#
+# ```python
+# with tempfile.TemporaryDirectory() as name:
+#     run = CheckpointDirectory(Path(name))
+#     for step in (10, 20):
+#         run.save(step, {"step": step})
+#     write_checkpoint(Path(name) / "step_000000000030.pt", {"step": 30})  # and then the kill
+#     assert len(run.paths()) == 3 and run.newest()[1]["step"] == 30
+#     run.save(40, {"step": 40})
+#     assert [read_checkpoint(path)["step"] for path in run.paths()] == [30, 40]
+# ```
 #
 # </details>
 

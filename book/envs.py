@@ -1241,7 +1241,23 @@ for seed, each in enumerate(strange):
 # times. Seed the first reset alone, or derive a seed for each episode:
 #
 # ```python
-# obs, _ = env.reset(seed=derive_seed(seed, episode))
+# def suspicious(policy: Callable[[np.ndarray], int], env_id: str, seed: int) -> Evaluation:
+#     """Play 20 episodes, one after the other."""
+#     env = make_env(env_id)
+#     returns, lengths = [], []
+#     for episode in range(20):
+#         obs, _ = env.reset(seed=derive_seed(seed, episode))
+#         rewards, ended = [], False
+#         while not ended:
+#             obs, reward, terminated, truncated, _ = env.step(policy(obs))
+#             rewards.append(float(reward))
+#             ended = terminated or truncated
+#         returns.append(sum(rewards))
+#         lengths.append(len(rewards))
+#     return Evaluation(np.array(returns), np.array(lengths))
+#
+# repaired = suspicious(lambda obs: int(obs[2] > 0), "CartPole-v1", seed=0)
+# assert len(set(repaired.returns)) > 1
 # ```
 #
 # </details>

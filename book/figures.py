@@ -1098,6 +1098,18 @@ for points in (1, 100):
 # band claims to have seen five hundred seeds. It should be `values.shape[0] - 1`. The lesson for
 # tests: try a shape in which no two dimensions are equal and none is one.
 #
+# ```python
+# def band_with_a_bug(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+#     """Return the 95 % interval of the mean over the first axis; values: (seeds, points)."""
+#     mean = values.mean(axis=0)
+#     error = values.std(axis=0, ddof=1) / np.sqrt(values.shape[0])
+#     factor = stdtrit(values.shape[0] - 1, 0.975)
+#     return mean - factor * error, mean + factor * error
+#
+# low, high = band_with_a_bug(np.tile([[1.0], [2.0], [3.0]], (1, 100)))
+# assert np.allclose([low, high], [[2 - 2.484], [2 + 2.484]], atol=1e-3)
+# ```
+#
 # </details>
 #
 # **2. Protanopia.** People without red-sensitive cones see yet other colours. The matrix for them
@@ -1112,6 +1124,22 @@ for points in (1, 100):
 # than any pair for normal eyes, and farther than the closest pair of a deuteranope. To eyes without
 # red, purple is a shade of blue.
 #
+# ```python
+# PROTANOPIA = np.array(
+#     [
+#         [0.152286, 1.052583, -0.204868],
+#         [0.114503, 0.786281, 0.099216],
+#         [-0.003882, -0.048116, 1.051998],
+#     ]
+# )
+# names = ["dqn", "drqn", "r2d2", "sac", "redq", "drqv2"]
+# colors = np.array([matplotlib.colors.to_rgb(COLORS[name]) for name in names])
+# seen = to_lab(to_pixels(np.clip(to_light(colors) @ PROTANOPIA.T, 0, 1)))
+# distances = np.linalg.norm(seen[:, None] - seen, axis=2) + 1_000 * np.eye(len(names))
+# i, j = np.unravel_index(distances.argmin(), distances.shape)
+# assert {names[i], names[j]} == {"redq", "drqv2"} and round(distances.min()) == 21
+# ```
+#
 # </details>
 #
 # **3. Smoothing.** Many papers smooth each curve with a moving average. Smooth the curves of `a`
@@ -1124,6 +1152,16 @@ for points in (1, 100):
 # Hardly: the noise of single evaluations averages out, but the seeds still end at different levels,
 # and that difference makes nearly the whole band. Smoothing changes how a curve looks, more seeds
 # change what you know.
+#
+# ```python
+# smooth = np.array([np.convolve(curve, np.ones(10) / 10, mode="valid") for curve in a])
+# widths = []
+# for curves in (a, smooth):
+#     _, low, high = mean_interval(curves[:, -1])
+#     widths.append(high - low)
+# print(f"width of the band at the end: {widths[0]:.0f}, smoothed {widths[1]:.0f}")
+# assert 0.6 < widths[1] / widths[0] < 1.4
+# ```
 #
 # </details>
 #
@@ -1138,6 +1176,17 @@ for points in (1, 100):
 # $t_{2n-2}$. With 22 seeds of each the simulation is just short of nine in ten, with 23 it is
 # there. With five seeds of each, a real difference of this size is missed in seven of ten
 # experiments.
+#
+# ```python
+# rng = np.random.default_rng(0)
+# for n, power in ((5, 0.3), (23, 0.9)):
+#     better, worse = rng.normal(60, 60, (20_000, n)), rng.normal(0, 60, (20_000, n))
+#     difference = better.mean(axis=1) - worse.mean(axis=1)
+#     spread = np.sqrt((better.var(axis=1, ddof=1) + worse.var(axis=1, ddof=1)) / n)
+#     found = np.mean(difference > stdtrit(2 * n - 2, 0.975) * spread)
+#     print(f"{n} seeds of each find the difference in {100 * found:.0f} % of experiments")
+#     assert abs(found - power) < 0.03
+# ```
 #
 # </details>
 

@@ -756,6 +756,14 @@ for reward in rewards[17:]:
 # nearly Poisson, so the chance of none is $e^{-16} \approx 10^{-7}$. The size of the ring decides
 # how long these 16 uses are spread out, that is how old a row can be when it is used.
 #
+# ```python
+# rng, uses = np.random.default_rng(0), np.zeros(1_000, int)
+# for _ in range(1_000 // 4):  # the updates during the life of a row in a ring of 1,000
+#     np.add.at(uses, rng.integers(1_000, size=64), 1)
+# assert uses.mean() == 16
+# assert abs(np.mean(uses < 10) - 0.0433) < 0.03  # what Poisson's law says of fewer than ten uses
+# ```
+#
 # </details>
 
 # %% [markdown]
@@ -770,6 +778,14 @@ for reward in rewards[17:]:
 # CartPole row has 16 + 16 + 8 + 4 + 4 + 1 = 49 bytes, so from one row to the next it is 12¼ floats,
 # and a tensor counts its strides in whole elements. Alignment makes the row 56 bytes long: 7 bytes
 # more.
+#
+# ```python
+# import gymnasium as gym
+#
+# row = transition_dtype(gym.spaces.Box(-1, 1, (4,), np.float32), gym.spaces.Discrete(2))
+# packed = np.dtype([(name, row[name]) for name in row.names])
+# assert (packed.itemsize, row.itemsize) == (49, 56)
+# ```
 #
 # </details>
 
@@ -811,7 +827,21 @@ print(f"{len(after)} rows, mean reward {after.sample(100_000)['reward'].mean():.
 # never stopped finds it at once, if it goes on to **add** rows after loading.
 #
 # ```python
-# assert len(after) == 900 and after.position == 400  # position should be 900
+# class ShortBuffer(ReplayBuffer):
+#     """A replay buffer without the bug."""
+#
+#     def load_state_dict(self, state: dict[str, Any]) -> None:
+#         """Take over a stored ring."""
+#         rows = state["rows"].numpy().view(self.rows.dtype)
+#         self.size, self.position = len(rows), state["position"]
+#         self.rows[: self.size] = rows
+#         self.generator.bit_generator.state = state["generator"]
+#
+# resumed = ShortBuffer(1_000, dtype, seed=0)
+# resumed.load_state_dict(before.state_dict())
+# resumed.add(numbered(np.ones(400)))
+# assert resumed.position == 900
+# assert (resumed.sample(1_000)["reward"] == 1).all()
 # ```
 #
 # </details>
@@ -829,6 +859,12 @@ print(f"{len(after)} rows, mean reward {after.sample(100_000)['reward'].mean():.
 # The true value is $1 / (1 - 0.9) = 10$. Two steps are left, so the sum of rewards is 1.9, and the
 # right target is $1.9 + 0.9^2 \cdot 10 = 10$. With $\gamma^5$ it is $1.9 + 0.59 \cdot 10 = 7.8$:
 # the careless agent learns that the world ends when its time limit is near.
+#
+# ```python
+# gamma, value = 0.9, 10
+# assert abs(1 + gamma + gamma**2 * value - 10) < 1e-9  # right
+# assert abs(1 + gamma + gamma**5 * value - 7.8) < 0.01  # careless
+# ```
 #
 # </details>
 

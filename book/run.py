@@ -23,7 +23,7 @@
 #
 # | | |
 # |---|---|
-# | Builds on | [](envs.py), [](checkpoint.py), [](agent.py), [](progress.py) |
+# | Builds on | [Environments](envs.ipynb), [Checkpoints](checkpoint.ipynb), [The agent](agent.ipynb), [Watching and stopping a run](progress.ipynb) |
 # | New here | the run directory, the collector, exact resume |
 # | Same as elsewhere | act, store, update, evaluate, in this order |
 # | Different from elsewhere | a checkpoint is an episode boundary, in every run |
@@ -77,7 +77,7 @@ use_style()
 # that follows from the run's seed and the step. The run that is left alone and the one that comes
 # back then see the same first observation, and the same everything after it. The price is that a
 # few episodes are cut short, once per checkpoint; a cut is a truncation, and we know how to
-# bootstrap through those ([](envs.py)).
+# bootstrap through those ([Environments](envs.ipynb)).
 
 # %% tags=["hide-input"]
 figure, ax = plt.subplots(figsize=(7.5, 2.2))
@@ -735,6 +735,15 @@ shutil.rmtree(workplace)
 # the world. With a seed made of the run's seed and the step, each segment is new, and still known
 # in advance.
 #
+# ```python
+# from rlbook.envs import derive_seed, make_env
+#
+# env = make_env("CartPole-v1")
+# steps = (0, 10_000, 20_000)
+# starts = {tuple(env.reset(seed=derive_seed(0, "envs", step, 0))[0].tolist()) for step in steps}
+# assert len(starts) == 3
+# ```
+#
 # </details>
 
 # %% [markdown]
@@ -749,9 +758,12 @@ shutil.rmtree(workplace)
 # `eval_every` end with the same weights. Try it:
 #
 # ```python
-# a = DQN("CartPole-v1", seed=0, eval_every=500).learn(2000).agent
-# b = DQN("CartPole-v1", seed=0, eval_every=1000).learn(2000).agent
-# assert torch.equal(a.weights, b.weights)
+# ends = [
+#     DQN("CartPole-v1", seed=0, warmup_steps=100, eval_every=often).learn(600, progress=False)
+#     for often in (200, 300)
+# ]
+# first, second = (result.agent.online.state_dict().values() for result in ends)
+# assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 # ```
 #
 # </details>
@@ -787,6 +799,28 @@ class CollectorWithABug(Collector):
 # is violated: one push changes the cart's velocity by about 0.2, but among the rows stored with the
 # bug there are far larger jumps, as the cell below prints.
 #
+# ```python
+# class CollectorWithABug(Collector):
+#     """As `Collector`: an episode that was cut keeps its last observation."""
+#
+#     def step(self) -> None:
+#         agent, obs = self.agent, self.obs
+#         action, _ = agent.act(obs, None, self.episode_start, explore=True)
+#         next_obs, reward, terminated, truncated, infos = self.envs.step(action)
+#         agent.global_step += self.envs.num_envs
+#         start, last = self.episode_start, true_next_obs(next_obs, infos)
+#         agent.observe(Transition(obs, action, reward, last, terminated, truncated, start, None))
+#         self.obs, self.episode_start = next_obs, terminated | truncated
+#
+# limit = {"max_episode_steps": 10}
+# agent = DQN("CartPole-v1", env_kwargs=limit, num_envs=4, seed=0, warmup_steps=10_000)
+# collector = CollectorWithABug(agent)
+# for _ in range(200):
+#     collector.step()
+# rows = agent.replay.rows[: len(agent.replay)]
+# assert np.abs(rows["next_obs"][:, 1] - rows["obs"][:, 1]).max() < 0.25
+# ```
+#
 # </details>
 
 
@@ -815,6 +849,14 @@ assert largest_jump(Collector) < 0.25 < largest_jump(CollectorWithABug)
 # Times differ between two runs of the same program, so the metrics could not be identical, and the
 # simplest test of exactness, comparing two files, would be lost. Put them in a file of their own.
 # `RunResult.seconds` has the time of this process.
+#
+# ```python
+# histories = [
+#     DQN("CartPole-v1", seed=0, warmup_steps=100, eval_every=200).learn(400, progress=False).history
+#     for _ in range(2)
+# ]
+# assert json.dumps(histories[0]) == json.dumps(histories[1])
+# ```
 #
 # </details>
 

@@ -732,6 +732,11 @@ said
 # `isinstance(True, numbers.Integral)` is true, so `seed=True` would become seed 1 without a word.
 # `convert_number` refuses truth values first, for whole numbers too.
 #
+# ```python
+# assert isinstance(True, numbers.Integral)
+# assert "'seed'" in sentence(lambda: ToyConfig(seed=True))
+# ```
+#
 # </details>
 
 # %% [markdown]
@@ -785,8 +790,16 @@ print("seed", buggy.seed, "lr", buggy.lr, "hidden", buggy.hidden)
 # not in the result at all.
 #
 # ```python
-# assert buggy.lr == 0.001
-# assert make_config(ToyConfig, {**from_file, **shell("--seed 3")}).lr == 0.0003
+# def add_flags_short(short_parser: argparse.ArgumentParser) -> None:
+#     """Give a parser a flag for each setting; one that is not typed leaves no trace."""
+#     for item in dataclasses.fields(ToyConfig):
+#         if item.default is not dataclasses.MISSING:
+#             short_parser.add_argument(flag_name(item.name), default=argparse.SUPPRESS)
+#
+# another_parser = argparse.ArgumentParser()
+# add_flags_short(another_parser)
+# typed = vars(another_parser.parse_args(["--seed", "3"]))
+# assert make_config(ToyConfig, {**from_file, **typed}).lr == 0.0003
 # ```
 #
 # </details>

@@ -810,6 +810,21 @@ assert not (folder / "runs/wrong").exists()
 # parent has no chance to pass anything on. Its pipes are closed in every case, because that is done
 # by the operating system and not by the parent.
 #
+# ```python
+# import os
+# import subprocess
+# import sys
+#
+# reader, writer = os.pipe()
+# sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+# parent = subprocess.Popen(sleep, pass_fds=[writer])
+# os.close(writer)
+# parent.kill()  # SIGKILL: it cannot say goodbye
+# parent.wait()
+# assert os.read(reader, 1) == b""  # the end of the file: the system has closed the other end
+# os.close(reader)
+# ```
+#
 # </details>
 
 # %% [markdown]
@@ -842,10 +857,11 @@ print(f"mean {mean:.1f}, 95 % interval {low:.1f} to {high:.1f}")
 # a broken sweep, not of a stable algorithm. `make_plan` builds a new mapping for each run.
 #
 # ```python
-# assert {id(config) for config in short_plan} == {id(shared)} and shared["seed"] == 2
-# good = make_plan("dqn", settings, {"dqn": {}}, [0, 1, 2], Path("runs/x"))
-# assert len({id(item.settings) for item in good}) == 3
-# assert [item.config().seed for item in good] == [0, 1, 2]
+# short_plan = [{**settings, "seed": seed} for seed in range(3)]
+# scores = np.array([pretend_to_train(config) for config in short_plan])
+# assert len(set(scores)) == 3
+# plan = make_plan("dqn", settings, {"dqn": {}}, [0, 1, 2], Path("runs/x"))
+# assert [item.config().seed for item in plan] == [0, 1, 2]
 # ```
 #
 # </details>
@@ -862,6 +878,11 @@ print(f"mean {mean:.1f}, 95 % interval {low:.1f} to {high:.1f}")
 # The other order would have all seeds of the first variant and none of the last. It also spreads a
 # slow hour of the machine over all variants.
 #
+# ```python
+# plan = make_plan("dqn", settings, {"a": {}, "b": {}}, [0, 1], Path("runs/x"))
+# assert [(item.seed, item.variant) for item in plan] == [(0, "a"), (0, "b"), (1, "a"), (1, "b")]
+# ```
+#
 # </details>
 
 # %% [markdown]
@@ -876,6 +897,12 @@ print(f"mean {mean:.1f}, 95 % interval {low:.1f} to {high:.1f}")
 # They report 400, and the truth is 200: whoever uses this variant gets 0 in half of the cases. A
 # failed run is a result. So the sweep says which runs failed, and leaves it to you to give them a
 # score or to mend the variant.
+#
+# ```python
+# scores = np.array([400.0] * 5 + [0.0] * 5)
+# assert scores[scores > 0].mean() == 400  # what they report
+# assert scores.mean() == 200  # what you get
+# ```
 #
 # </details>
 

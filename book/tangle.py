@@ -722,6 +722,15 @@ print(sorted(shorter_names(ast.parse("class Ring:\n    def add(self, row): ...")
 # `rlbook.replay.add` and raises an `AttributeError`. Only the statements in `tree.body` are at the
 # top level. (It also leaves out constants, and gives names with an underscore away.)
 #
+# ```python
+# def shorter_names(tree: ast.Module) -> set[str]:
+#     """Return the names of the functions and classes at the top level."""
+#     kinds = ast.FunctionDef | ast.ClassDef
+#     return {node.name for node in tree.body if isinstance(node, kinds)}
+#
+# assert shorter_names(ast.parse("class Ring:\n    def add(self, row): ...")) == {"Ring"}
+# ```
+#
 # </details>
 #
 # **2.** The id of a cell could be its position: `cell-1`, `cell-2`, and so on. That is stable as
@@ -733,6 +742,13 @@ print(sorted(shorter_names(ast.parse("class Ring:\n    def add(self, row): ...")
 # Every cell below moves down by one, and so finds the output of its upper neighbour under its id.
 # The notebook then shows outputs that its cells never made, which is worse than none.
 #
+# ```python
+# stored = {"cell-1": "output of a", "cell-2": "output of b"}
+# cells = ["new", "a", "b"]
+# shown = {cell: stored.get(f"cell-{i}") for i, cell in enumerate(cells, start=1)}
+# assert shown == {"new": "output of a", "a": "output of b", "b": None}
+# ```
+#
 # </details>
 #
 # **3.** A cell of more than 40 exported lines often holds two ideas. Write a check that lists such
@@ -742,11 +758,34 @@ print(sorted(shorter_names(ast.parse("class Ring:\n    def add(self, row): ...")
 # <summary>Solution</summary>
 #
 # ```python
-# for name in read_toc(root):
-#     for cell in exported_cells(root / "book" / f"{name}.py"):
-#         length = len(cell.code.splitlines())
-#         if length > 40:
-#             print(f"book/{name}.py, line {cell.line}, {cell.heading!r}: {length} lines")
+# def long_cells(name: str, limit: int = 40) -> list[str]:
+#     """Say which exported cells of a chapter are longer than the limit."""
+#     cells = exported_cells(find_root() / "book" / f"{name}.py")
+#     lengths = [(cell, len(cell.code.splitlines())) for cell in cells]
+#     return [f"line {cell.line}, {cell.heading!r}: {n} lines" for cell, n in lengths if n > limit]
+#
+# assert len(long_cells("tangle", limit=0)) > len(long_cells("tangle", limit=40))
+# # For the whole book: {name: long_cells(name) for name in read_toc(find_root())}
+# ```
+#
+# </details>
+#
+# **4.** An exported cell runs when the module is imported, so it should only define. Write a check
+# that finds a cell which does more, such as one that prints.
+#
+# <details>
+# <summary>Solution</summary>
+#
+# A statement that is an expression, and not just a text, does something or is useless.
+#
+# ```python
+# def effects(cell: ExportedCell) -> list[str]:
+#     """Return the statements of a cell that define nothing."""
+#     found = [node for node in ast.parse(cell.code).body if isinstance(node, ast.Expr)]
+#     return [ast.unparse(node) for node in found if not isinstance(node.value, ast.Constant)]
+#
+# assert effects(ExportedCell("x = 1\nprint('hello')", "Part", 1)) == ["print('hello')"]
+# assert effects(ExportedCell("def halve(x):\n    return x / 2", "Part", 1)) == []
 # ```
 #
 # </details>

@@ -24,6 +24,7 @@ FLAGS = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-sync", "--disable-background-networking", "--disable-component-update"),
 ]
+OWN = ("file:", "data:", "blob:")  # what a page may ask for
 PATIENCE = 120_000  # milliseconds: a busy machine is slow, and only a broken page takes longer
 pytestmark = [
     pytest.mark.xdist_group("site"),
@@ -87,13 +88,10 @@ def visits(browser: Any, pages: list[Path]) -> dict[str, Visit]:
         problems: list[str] = []
         hosts: list[str] = []
         tab = context.new_page()
-        tab.on("console", lambda m, to=problems: m.type == "error" and to.append(m.text))
+        tab.on("console", lambda m, to=problems: to.extend([m.text] * (m.type == "error")))
         tab.on("pageerror", lambda error, to=problems: to.append(str(error)))
         tab.on("requestfailed", lambda request, to=problems: to.append(f"failed: {request.url}"))
-        tab.on(
-            "request",
-            lambda r, to=hosts: r.url.startswith(("file:", "data:", "blob:")) or to.append(r.url),
-        )
+        tab.on("request", lambda r, to=hosts: to.extend([r.url] * (not r.url.startswith(OWN))))
         tab.goto(path.as_uri(), wait_until="load")
         seen = tab.evaluate(LOOK)
         overflow = tab.evaluate("document.documentElement.scrollWidth - window.innerWidth")
@@ -134,7 +132,7 @@ def test_layout_holds_at_phone_width(visits: dict[str, Visit]) -> None:
 def test_search_finds_prioritized(browser: Any, site: Path) -> None:
     tab = browser.new_page()
     errors: list[str] = []
-    tab.on("console", lambda message: message.type == "error" and errors.append(message.text))
+    tab.on("console", lambda message: errors.extend([message.text] * (message.type == "error")))
     tab.goto((site / "search.html").as_uri() + "?q=prioritized")
     tab.wait_for_selector("#search-results li a")
     links = tab.eval_on_selector_all("#search-results li a", "all => all.map(a => a.href)")
@@ -266,7 +264,8 @@ def test_jupyterlab_opens_the_chapter_and_runs_its_first_cells(browser: Any, lab
     context = browser.new_context(viewport={"width": 1400, "height": 1000})
     tab = context.new_page()
     hosts: list[str] = []
-    tab.on("request", lambda r: r.url.startswith((lab, "data:", "blob:")) or hosts.append(r.url))
+    own = (lab, "data:", "blob:")
+    tab.on("request", lambda r: hosts.extend([r.url] * (not r.url.startswith(own))))
     tab.goto(f"{lab}/lab/tree/book/dqn.ipynb?token=book")
     notebook = tab.locator(".jp-Notebook").first
     notebook.wait_for(timeout=60_000)

@@ -145,8 +145,8 @@ def test_timeline_is_complete_and_in_order() -> None:
 
 
 def test_each_letter_of_mathematics_stands_under_notation() -> None:
-    listed = """alpha beta gamma delta epsilon varepsilon zeta eta theta kappa lambda mu nu xi pi rho
-        sigma tau phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"""
+    listed = """alpha beta gamma delta epsilon varepsilon zeta eta theta kappa lambda mu nu xi pi
+        rho sigma tau phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"""
     greek = set(listed.split())
 
     def letters(name: str) -> set[str]:
