@@ -661,7 +661,7 @@ print("means after 50 more steps:", agent.averages.q.tolist(), twin.averages.q.t
 #             actions = np.where(chance, randoms, actions)
 #         return actions, state
 #
-# each = EachAlone("rlbook/OneStep-v0", seed=0)
+# each = EachAlone("CartPole-v1", seed=0)
 # many = np.zeros((1_000, *each.observation_space.shape), np.float32)
 # actions, _ = each.act(many, None, np.zeros(1_000, bool), explore=True)
 # assert 0 < np.mean(actions != each.averages.q.argmax()) < 0.1

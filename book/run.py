@@ -759,8 +759,8 @@ shutil.rmtree(workplace)
 #
 # ```python
 # ends = [
-#     DQN("CartPole-v1", seed=0, warmup_steps=100, eval_every=often).learn(600, progress=False)
-#     for often in (200, 300)
+#     DQN("CartPole-v1", seed=0, warmup_steps=100, eval_every=often, eval_episodes=2).learn(400)
+#     for often in (100, 200)
 # ]
 # first, second = (result.agent.online.state_dict().values() for result in ends)
 # assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

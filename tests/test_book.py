@@ -1,6 +1,7 @@
 """The promises that hold the book together: one source, one order, no drift."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -86,6 +87,40 @@ def test_notebook_was_run_in_order_and_left_no_debris(name: str) -> None:
     assert not [output for output in outputs if output.get("name") == "stderr"]
     shown = "".join(output.get("text", "") for output in outputs)
     assert str(ROOT) not in shown and "/tmp/" not in shown, "a path of one machine is shown"
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_notebook_renders_on_a_code_host(name: str) -> None:
+    """Small, without widgets or scripts, and with nothing that only a terminal understands."""
+    path = ROOT / "book" / f"{name}.ipynb"
+    assert path.stat().st_size < 1_500_000
+    stored = nbformat.read(path, as_version=4)
+    assert "widgets" not in stored.metadata
+    outputs = [output for cell in stored.cells for output in cell.get("outputs", [])]
+    kinds = {kind for output in outputs for kind in output.get("data", {})}
+    assert kinds <= {"image/png", "text/html", "text/markdown", "text/plain"}
+    shown = [str(output.get("text", "")) for output in outputs]
+    for output in outputs:
+        shown += [text for kind, text in output.get("data", {}).items() if kind != "image/png"]
+    for text in shown:
+        assert "<script" not in text and "<iframe" not in text
+        assert "\r" not in text and "\x1b" not in text, "left by a progress bar or by colours"
+        if name != "progress":  # which draws one, at a moment that it chooses
+            assert not re.search(r"\d+%\||it/s\]|[█▏▎▍▌▋▊▉]", text), "left by a progress bar"
+        assert not re.search(r"^\S*Warning: ", text, flags=re.MULTILINE), text
+        machine = r"(?<![\w./])/(?:home|root|tmp|work|workspace|Users|var|opt|usr|mnt)/|[A-Z]:\\\\"
+        assert not re.search(machine, text), "a path of one machine is shown"
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_links_between_chapters_lead_to_notebooks(name: str) -> None:
+    """A link to a notebook works in JupyterLab, on a code host and on the site alike."""
+    for cell in nbformat.read(ROOT / "book" / f"{name}.ipynb", as_version=4).cells:
+        if cell.cell_type == "markdown":
+            prose = re.sub(r"^```.*?^```", "", cell.source, flags=re.MULTILINE | re.DOTALL)
+            for file in re.findall(r"\]\(([\w./-]+?)(?:#[\w-]*)?\)", prose):
+                assert (ROOT / "book" / file).is_file(), file
+                assert not file.endswith(".py"), f"link to the notebook in place of {file}"
 
 
 @pytest.mark.parametrize("name", CHAPTERS)
