@@ -273,7 +273,7 @@ with torch.no_grad():
 # ## The target
 #
 # The target for the chosen action is what the table used, with the discount spelled out for a return
-# of $n$ steps ([](replay.py) builds those):
+# of $n$ steps ([Replay](replay.ipynb) builds those):
 #
 # $$y = \underbrace{r_t + \gamma r_{t+1} + \dots + \gamma^{n-1} r_{t+n-1}}_{\texttt{reward}}
 #   + \underbrace{\gamma^n}_{\texttt{discount}} (1 - \texttt{terminated}) \max_{a'} Q^-(s_{t+n}, a')$$
@@ -576,7 +576,8 @@ assert torch.allclose(line.weight, torch.tensor([[0.2]]))  # the layer sees it: 
 # ## Settings
 #
 # Each setting is one line, and from there it becomes a keyword, a key in a file and a flag in the
-# shell ([](settings.py)). The three methods answer questions that the agent asks at every step.
+# shell ([Settings](settings.ipynb)). The three methods answer questions that the agent asks at every
+# step.
 
 # %%
 #| export
@@ -764,7 +765,7 @@ def train_dqn(config: DQNConfig, progress: bool = True) -> RunResult:
 # ## Does it compute the right values?
 #
 # A learning curve that goes up proves little. Before you train on anything hard, check the values
-# themselves, in environments where you know them ([](envs.py) makes them):
+# themselves, in environments where you know them ([Environments](envs.ipynb) makes them):
 #
 # - one step with reward 1: $Q = 1$;
 # - two steps, with a reward of 1 at the end: $\gamma$ in the first state, 1 in the second;
@@ -924,7 +925,8 @@ for name, run in ablations["runs"].items():
 # Run
 #
 # ```python
-# worse = train_dqn(make_config(DQNConfig, settings | {"tau": 1.0}))
+# short = {"total_steps": 2_000}  # leave it out for the whole run
+# worse = train_dqn(make_config(DQNConfig, settings | {"tau": 1.0} | short))
 # print([round(line["q_mean"]) for line in worse.history if "q_mean" in line])
 # ```
 #
@@ -944,6 +946,14 @@ for name, run in ablations["runs"].items():
 # for ever would be worth what its time limit allows, less than 10, and the assert on `forever`
 # would fail.
 #
+# ```python
+# pays_for_ever = torch.tensor([[10.0]])  # the value of one reward a step, at a discount of 0.9
+# reward, discount = torch.ones(1), torch.tensor([0.9])
+# for ended, y in ((False, 10.0), (True, 1.0)):
+#     target = dqn_target(reward, discount, torch.tensor([ended]), pays_for_ever)
+#     assert abs(target.item() - y) < 1e-5
+# ```
+#
 # </details>
 
 # %% [markdown]
@@ -957,6 +967,13 @@ for name, run in ablations["runs"].items():
 # loss used $\gamma^n$ everywhere, a return that a time limit cut after two steps would bootstrap
 # with the weight of ten, and values near the limit would be too low: the case `three_steps` above
 # has a limit every 10 steps and would come out below 10.
+#
+# ```python
+# rewards, value, goes_on = torch.tensor([1.9]), torch.tensor([[10.0]]), torch.tensor([False])
+# right = dqn_target(rewards, torch.tensor([0.9**2]), goes_on, value)  # two steps were taken
+# wrong = dqn_target(rewards, torch.tensor([0.9**10]), goes_on, value)
+# assert abs(right.item() - 10) < 1e-5 and wrong.item() < 6
+# ```
 #
 # </details>
 
@@ -982,6 +999,19 @@ def loss_with_a_bug(q, action, reward, discount, terminated, next_q_target):
 # the hand example, 4.5 and 3 against 5.5 and 1, it gives
 # $(1^2 + 3.5^2 + 2.5^2 + 2^2)/4 = 5.875$ in place of 2.5, as the cell below shows. The repair is
 # `.squeeze(1)`, and `check_shapes` is there so that it cannot happen again.
+#
+# ```python
+# def loss_with_a_bug(q, action, reward, discount, terminated, next_q_target):
+#     """As `dqn_loss`, without the bug."""
+#     target = reward + discount * ~terminated * next_q_target.amax(dim=1)
+#     chosen = q.gather(1, action.unsqueeze(1)).squeeze(1)
+#     return (chosen - target).square().mean()
+#
+# q, next_q = torch.tensor([[4.5, 0.0], [0.0, 3.0]]), torch.tensor([[5.0, 2.0], [5.0, 2.0]])
+# action, terminated = torch.tensor([0, 1]), torch.tensor([False, True])
+# loss = loss_with_a_bug(q, action, torch.ones(2), torch.full((2,), 0.9), terminated, next_q)
+# assert abs(loss.item() - 2.5) < 1e-5
+# ```
 #
 # </details>
 
