@@ -1134,6 +1134,26 @@ assert ratio < 2
 # above, a random action fails to go forward more often than not, an episode takes noticeably more
 # than 11 steps on average, and few chunks hold both ends. Try `chunk_length=11` with both floors.
 #
+# ```python
+# from rlbook.envs import make_env
+#
+# def episode_length(epsilon: float, seed: int) -> int:
+#     """Walk through the maze, with random actions in between, and count the steps."""
+#     env = make_env("rlbook/TMaze-v0", {"length": 10, "walk": True})
+#     rng = np.random.default_rng(seed)
+#     obs, _ = env.reset(seed=seed)
+#     for count in range(1, 1_000):
+#         action = rng.integers(3) if rng.random() < epsilon else (0 if obs[1] else 2)
+#         obs, _, terminated, truncated, _ = env.step(int(action))
+#         if terminated or truncated:
+#             return count
+#     raise AssertionError
+#
+# lengths = {e: np.mean([episode_length(e, seed) for seed in range(200)]) for e in (0.0, 0.05, 0.3)}
+# print({epsilon: round(float(length), 1) for epsilon, length in lengths.items()})
+# assert lengths[0.0] == 11 and lengths[0.05] < 12 < lengths[0.3]
+# ```
+#
 # </details>
 
 # %% [markdown]
@@ -1191,13 +1211,27 @@ assert not torch.allclose(values[0][3:], values[1][3:], atol=0.01)
 #
 # The two lines should be equal: what happened in an episode that is over must not matter. They are
 # not, because the memory is reset only before step 0. The last two lines look like care and do
-# nothing: they add up what was there. `LSTMQNetwork.unroll` cuts the sequence where an episode
-# starts and zeroes the memory there:
+# nothing: they add up what was there. The repair goes step by step;
+# `LSTMQNetwork.unroll` does the same faster: it cuts the sequence where an episode starts and
+# zeroes the memory there.
 #
 # ```python
+# def unroll_sequence(network: Any, obs: Tensor, state: Any, episode_start: Tensor) -> Tensor:
+#     """Return values along (time, batch, inputs), for chunks with several episodes."""
+#     values = []
+#     for now, started in zip(obs, episode_start, strict=True):
+#         hidden, cell = network.reset_state(state, started)
+#         memory = hidden.unsqueeze(0), cell.unsqueeze(0)
+#         output, memory = network.lstm(network.encoder(now).unsqueeze(0), memory)
+#         state = memory[0].squeeze(0), memory[1].squeeze(0)
+#         values.append(network.head(output.squeeze(0)))
+#     return torch.stack(values)
+#
 # with torch.no_grad():
-#     right = [network.q_values_sequence(obs, empty, start) for obs in (one, other)]
-# assert torch.equal(right[0][3:], right[1][3:])
+#     right = [unroll_sequence(network, obs, empty, start) for obs in (one, other)]
+#     fast = [network.q_values_sequence(obs, empty, start) for obs in (one, other)]
+# assert torch.equal(right[0][3:], right[1][3:]) and torch.equal(fast[0][3:], fast[1][3:])
+# assert torch.allclose(right[0], fast[0], atol=1e-6)
 # ```
 #
 # Our buffer never cuts a chunk across an episode, so training would not show this bug; the day
@@ -1216,6 +1250,15 @@ assert not torch.allclose(values[0][3:], values[1][3:], atol=0.01)
 # agents do this with four frames. It works whenever a fixed, short past is enough. In a T-maze of
 # length 10 you would need the last eleven, and the agent that explores needs more: a window has an
 # end, a memory is told by learning what to keep.
+#
+# ```python
+# from rlbook.envs import make_env
+#
+# env = make_env("CartPole-v1")
+# before, _ = env.reset(seed=0)
+# after, *_ = env.step(1)
+# assert abs((after[2] - before[2]) / 0.02 - before[3]) < 1e-4  # the velocity that was hidden
+# ```
 #
 # </details>
 #
