@@ -930,6 +930,13 @@ for name, run in result["runs"].items():
 # $10^{-6}$, and $\alpha < 1$ makes that $(10^{-6})^{0.6} \approx 2.5 \cdot 10^{-4}$: rare, not
 # never. In the end the ring overwrites it.
 #
+# ```python
+# tree = SumTree(2)
+# tree.set(np.array([0, 1]), np.array([1e-6, 1.0]) ** 0.6)
+# chance = tree[np.array([0])][0] / tree.total
+# assert 2e-4 < chance < 3e-4
+# ```
+#
 # </details>
 
 # %% [markdown]
@@ -957,9 +964,13 @@ print(importance_weights(masses, total=13.0, count=4, beta=1.0))
 # print 0.1, 1, 1, 1.
 #
 # ```python
-# chances = masses / 13.0
-# weights = (4 * chances) ** -1.0
-# assert np.allclose(weights / weights.max(), [0.1, 1, 1, 1])
+# def importance_weights(masses: np.ndarray, total: float, count: int, beta: float) -> np.ndarray:
+#     """Return the weights of drawn chunks."""
+#     chances = masses / total
+#     weights = (count * chances) ** -beta
+#     return weights / weights.max()
+#
+# assert np.allclose(importance_weights(masses, 13.0, 4, beta=1.0), [0.1, 1, 1, 1])
 # ```
 #
 # </details>
@@ -976,6 +987,20 @@ print(importance_weights(masses, total=13.0, count=4, beta=1.0))
 # off in a way that changes with each update. With the target a slow average of the online network
 # the harm is small; with a copy that is 2,500 updates old it is not.
 #
+# ```python
+# from rlbook.drqn import LSTMQNetwork
+#
+# torch.manual_seed(0)
+# online, target = (LSTMQNetwork(inputs=2, actions=2, hidden=(8,), units=8) for _ in range(2))
+# past, now, start = torch.randn(20, 64, 2), torch.randn(1, 64, 2), torch.zeros(21, 64, dtype=bool)
+# with torch.no_grad():
+#     empty = target.initial_state(64)
+#     own, foreign = (net.unroll(past, empty, start[:20])[1] for net in (target, online))
+#     values = [target.q_values_sequence(now, memory, start[20:]) for memory in (own, foreign)]
+# print(f"with a foreign memory the values are off by {(values[0] - values[1]).abs().mean():.3f}")
+# assert not torch.allclose(*values, atol=1e-3)
+# ```
+#
 # </details>
 
 # %% [markdown]
@@ -988,6 +1013,12 @@ print(importance_weights(masses, total=13.0, count=4, beta=1.0))
 # The last `overlap − burn_in` steps of each chunk come again as the first trained steps of the
 # next. In the first chunk their returns were cut short at the chunk's end; in the second they
 # reach the full n steps.
+#
+# ```python
+# length, burn_in, overlap = 12, 2, 5
+# first, second = (set(range(start + burn_in, start + length)) for start in (0, length - overlap))
+# assert first & second == set(range(length - (overlap - burn_in), length))
+# ```
 #
 # </details>
 #
