@@ -892,7 +892,8 @@ assert before == {path: path.stat().st_mtime_ns for path in Path(folder.name).rg
 #             print(f"{name}: {value}")
 #     return 0
 #
-# say("rlbook settings runs/a")
+# say("rlbook train dqn --total-steps 300 --warmup-steps 100 --lr 0.01 --run-dir runs/new")
+# say("rlbook settings runs/new")
 # ```
 #
 # </details>
@@ -909,6 +910,16 @@ assert before == {path: path.stat().st_mtime_ns for path in Path(folder.name).rg
 # be about `hidden`. And before the algorithm is known, nobody knows which flags take a word: in
 # `--double dqn` it could be the value of a switch.
 #
+# ```python
+# import argparse
+#
+# toy = argparse.ArgumentParser()
+# toy.add_argument("--hidden", nargs="+")
+# toy.add_argument("algorithm", nargs="?")
+# assert toy.parse_args("--hidden 64 64 dqn".split()).hidden == ["64", "64", "dqn"]
+# assert toy.parse_args("dqn --hidden 64 64".split()).algorithm == "dqn"
+# ```
+#
 # </details>
 
 # %% [markdown]
@@ -921,6 +932,13 @@ assert before == {path: path.stat().st_mtime_ns for path in Path(folder.name).rg
 #
 # JSON has no NaN. Python writes one all the same, and reads it, but other programs refuse the whole
 # line: `json.dumps({"low": float("nan")})` is `{"low": NaN}`.
+#
+# ```python
+# import json
+#
+# assert json.dumps({"low": float("nan")}) == '{"low": NaN}'  # which is not JSON
+# assert json.dumps({"interval": None}) == '{"interval": null}'
+# ```
 #
 # </details>
 
@@ -963,10 +981,22 @@ print("exit code", short_main(["best", "runs/a"]))
 # explain, and let the rest be seen:
 #
 # ```python
+# def short_main(arguments: list[str]) -> int:
+#     """Run `rlbook`: explain what can be explained, and let the rest be seen."""
+#     try:
+#         return dispatch(arguments)
+#     except ValueError as error:
+#         print(error)
+#         return 2
+#
+# run = Path(folder.name) / "runs" / "short"
+# run.mkdir(parents=True)
+# (run / "metrics.jsonl").write_text('{"global_step": 100, "loss": 0.5}\n')
 # try:
-#     main(["best", "runs/a"])
+#     answer = short_main(["best", "runs/short"])
 # except KeyError as error:
-#     assert error.args == ("eval_return_mean",)
+#     answer = error.args[0]  # with a traceback, which names the line
+# assert answer == "eval_return_mean"
 # ```
 #
 # </details>
@@ -986,6 +1016,17 @@ del COMMANDS["best"]  # tidy up: the table is the real one
 # them: a traceback, or *Exception ignored in: <_io.TextIOWrapper name='<stdout>'>* when Python
 # flushes what is left while it exits. That second flush is why stdout is pointed at the null device
 # before `main` returns.
+#
+# ```python
+# import subprocess
+# import sys
+#
+# line = [sys.executable, "-m", "rlbook.cli", "--help"]
+# process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+# process.stdout.close()  # nobody reads, as when `head` has left
+# assert process.stderr.read() == b""
+# assert process.wait() == 141
+# ```
 #
 # </details>
 
