@@ -664,7 +664,7 @@ print("means after 50 more steps:", agent.averages.q.tolist(), twin.averages.q.t
 # each = EachAlone("CartPole-v1", seed=0)
 # many = np.zeros((1_000, *each.observation_space.shape), np.float32)
 # actions, _ = each.act(many, None, np.zeros(1_000, bool), explore=True)
-# assert 0 < np.mean(actions != each.averages.q.argmax()) < 0.1
+# assert 0 < np.mean(actions != int(each.averages.q.argmax())) < 0.1
 # ```
 #
 # [DQN](dqn.ipynb) does it in this way.
