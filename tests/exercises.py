@@ -162,7 +162,7 @@ def changed_names(node: ast.stmt) -> set[str]:
         if isinstance(part, ast.Attribute | ast.Subscript) and isinstance(part.ctx, ast.Store):
             touched.append(part)
         elif isinstance(part, ast.Expr) and isinstance(part.value, ast.Call):
-            touched.append(part.value)
+            touched += [part.value] if isinstance(part.value.func, ast.Attribute) else []
     return {name for name in map(root_name, touched) if name is not None}
 
 

@@ -5,6 +5,7 @@ import random
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from exercises import ROOT, Exercise, exercises, repairs, run_exercise
 from matplotlib import pyplot as plt
 
 import rlbook.agent
+import rlbook.cli
 
 MODULES = (ROOT / "rlbook" / "chapters.txt").read_text(encoding="utf-8").split()
 EXERCISES = {name: exercises(name) for name in MODULES}
@@ -33,6 +35,14 @@ def chapter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.ModuleType
     plt.close("all")
     assert rlbook.ALGORITHMS  # all are registered before the table is copied
     monkeypatch.setattr(rlbook.agent, "REGISTRY", dict(rlbook.agent.REGISTRY))
+    monkeypatch.setattr(rlbook.cli, "COMMANDS", dict(rlbook.cli.COMMANDS))
+    learn = rlbook.agent.Agent.learn
+
+    def learn_a_little(agent: Any, steps: int, progress: bool = True) -> Any:
+        """Train for 500 steps at most: what long training shows, the reader sees."""
+        return learn(agent, min(steps, 500), progress)
+
+    monkeypatch.setattr(rlbook.agent.Agent, "learn", learn_a_little)
     place = types.ModuleType("chapter_under_test")
     monkeypatch.setitem(sys.modules, place.__name__, place)
     random.seed(0)
