@@ -171,6 +171,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="torch threads of all")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    torch.set_flush_denormal(True)  # as `learn` does, and for all alike
     agent, count = make_agent(10), options.updates
     plain, skipping = ListOfNetworks(agent, skip=False), ListOfNetworks(agent, skip=True)
     bare = BareProducts(10)

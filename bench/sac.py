@@ -58,6 +58,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="torch threads of both")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    torch.set_flush_denormal(True)  # as `learn` does, and for all alike
     ours, theirs, count = make_rlbook(), make_sb3(), options.updates
     works: dict[str, Callable[[], object]] = {
         "rlbook": lambda: [ours.update(ours.sample()) for _ in range(count)],

@@ -152,16 +152,18 @@ class REDQModel(SACModel):
     ) -> None:
         super().__init__(inputs, actions, hidden, num_critics)
 
-    def value(self, obs: Tensor, action: Tensor) -> Tensor:
-        """Return what the policy maximises (batch,): the mean of all critics' values."""
-        return self.critics(obs, action, learn=False).mean(dim=1)
+    def share(self, q: Tensor) -> Tensor:
+        """Return how much each critic (batch, critics) counts for the policy: all the same."""
+        return torch.full_like(q, 1 / q.shape[1])
 
 # %%
 model = REDQModel(inputs=3, actions=2, hidden=(8, 8), num_critics=4)
 obs, action = torch.randn(5, 3), torch.rand(5, 2) * 2 - 1
 q = model.critics(obs, action)
 assert q.shape == (5, 4)  # (batch, num_critics)
-torch.testing.assert_close(model.value(obs, action), q.mean(dim=1))
+torch.testing.assert_close((model.share(q) * q).sum(dim=1), q.mean(dim=1))
+said = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+assert (model.share(said) * said).sum() == 2.5
 
 # %% [markdown]
 # ## The random subset

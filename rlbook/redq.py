@@ -23,9 +23,9 @@ class REDQModel(SACModel):
     ) -> None:
         super().__init__(inputs, actions, hidden, num_critics)
 
-    def value(self, obs: Tensor, action: Tensor) -> Tensor:
-        """Return what the policy maximises (batch,): the mean of all critics' values."""
-        return self.critics(obs, action, learn=False).mean(dim=1)
+    def share(self, q: Tensor) -> Tensor:
+        """Return how much each critic (batch, critics) counts for the policy: all the same."""
+        return torch.full_like(q, 1 / q.shape[1])
 
 
 # %% book/redq.py · The random subset

@@ -1,27 +1,26 @@
 """Made from book/sac.py: edit the chapter, then run `rlbook tangle`."""
 
 __all__ = [
+    "LOG_STD",
     "SAC",
     "ActionScale",
     "Critics",
-    "EnsembleForward",
+    "Draw",
     "SACConfig",
     "SACModel",
-    "Sizes",
     "check_bounds",
     "log_slope",
     "policy_loss",
+    "policy_slopes",
     "sac_loss",
     "sac_target",
     "squashed_sample",
-    "temperature_loss",
+    "temperature_slope",
     "train_sac",
-    "unpack",
 ]
 
 # %% book/sac.py · SAC
 import copy
-import itertools
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -32,14 +31,17 @@ import torch
 from torch import Tensor, nn
 
 from rlbook.agent import Agent, Transition, UpdateResult
-from rlbook.dqn import MLP, check_shapes, polyak_update
+from rlbook.dqn import check_shapes
+from rlbook.ensemble import Ensemble
 from rlbook.envs import derive_seed
 from rlbook.replay import Batch, ReplayBuffer, make_rows, to_batch, transition_dtype
 from rlbook.run import RunResult, train
 from rlbook.settings import Config, setting
 
-
 # %% book/sac.py · The squashed Gaussian
+LOG_STD = -20.0, 2.0  # the narrowest and the widest bell that the actor may propose
+
+
 def log_slope(u: Tensor) -> Tensor:
     """Return log(1 - tanh(u)^2), and exactly so where tanh(u) rounds to 1."""
     return 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))
@@ -53,104 +55,17 @@ def squashed_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tenso
 
 
 # %% book/sac.py · The critics
-Sizes = tuple[tuple[int, int], ...]  # inputs and outputs of each layer
-
-
-def unpack(weights: Tensor, sizes: Sizes) -> list[tuple[Tensor, Tensor]]:
-    """View rows of weights, one a member, as (members, inputs, outputs) and bias of each layer."""
-    layers, start = [], 0
-    for inputs, outputs in sizes:
-        middle, end = start + inputs * outputs, start + (inputs + 1) * outputs
-        weight = weights[:, start:middle].unflatten(1, (inputs, outputs))
-        layers.append((weight, weights[:, middle:end].unsqueeze(1)))
-        start = end
-    return layers
-
-
-# %% book/sac.py · Forward and backward by hand
-class EnsembleForward(torch.autograd.Function):
-    """ReLU networks side by side with one output each: (batch, inputs) to (members, batch)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Tensor, sizes: Sizes) -> Tensor:
-        """Run all members on the same inputs."""
-        *hidden, (weight, bias) = unpack(weights, sizes)
-        kept = [x.expand(len(weights), *x.shape)]  # (members, batch, inputs), not copied
-        for hidden_weight, hidden_bias in hidden:
-            kept.append(torch.baddbmm(hidden_bias, kept[-1], hidden_weight).relu_())
-        ctx.save_for_backward(weights, *kept)
-        ctx.sizes = sizes
-        # One output: a row times a matrix is several times faster than a matrix times a column.
-        return torch.bmm(weight.mT, kept[-1].mT).squeeze(1) + bias.squeeze(2)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of inputs and weights, but for those that nobody wants."""
-        weights, *kept = ctx.saved_tensors
-        layers, (wants_x, wants_weights, _) = unpack(weights, ctx.sizes), ctx.needs_input_grad
-        grads = torch.empty_like(weights) if wants_weights else None
-        slots = unpack(grads, ctx.sizes) if grads is not None else []
-        delta = grad.unsqueeze(2)  # (members, batch, outputs)
-        for i in reversed(range(len(layers))):
-            last, weight = i == len(layers) - 1, layers[i][0]
-            if slots:
-                slot, bias_slot = slots[i]
-                if last:
-                    torch.bmm(delta.mT, kept[i], out=slot.mT)
-                else:
-                    torch.bmm(kept[i].mT, delta, out=slot)
-                torch.sum(delta, dim=1, keepdim=True, out=bias_slot)
-            if i or wants_x:
-                delta = delta * weight.mT if last else torch.bmm(delta, weight.mT)
-            if i:  # where ReLU was shut, nothing passes
-                shut = torch.ops.aten.threshold_backward.grad_input
-                shut(delta, kept[i], 0, grad_input=delta)
-        return (delta.sum(dim=0) if wants_x else None), grads, None
-
-
-class Critics(nn.Module):
+class Critics(Ensemble):
     """An ensemble of Q-functions of one observation and one action."""
 
     def __init__(self, inputs: int, actions: int, hidden: tuple[int, ...], members: int) -> None:
-        super().__init__()
-        self.sizes: Sizes = tuple(itertools.pairwise((inputs + actions, *hidden, 1)))
-        bounds = [(1 / math.sqrt(n), (n + 1) * m) for n, m in self.sizes]  # as nn.Linear starts
-        rows = [torch.empty(members, count).uniform_(-bound, bound) for bound, count in bounds]
-        self.weights = nn.Parameter(torch.cat(rows, dim=1))  # (members, weights of one)
+        super().__init__((inputs + actions, *hidden, 1), members)
 
     def forward(
         self, obs: Tensor, action: Tensor, chosen: Tensor | None = None, learn: bool = True
     ) -> Tensor:
         """Return the values (batch, members) that all members, or the chosen ones, see."""
-        weights = self.weights if learn else self.weights.detach()
-        weights = weights if chosen is None else weights[chosen]
-        x = torch.cat([obs, action], dim=1)
-        return EnsembleForward.apply(x, weights, self.sizes).t()
-
-
-# %% book/sac.py · The model
-class SACModel(nn.Module):
-    """An actor that proposes actions in (-1, 1), and critics that value them."""
-
-    def __init__(
-        self, inputs: int, actions: int, hidden: tuple[int, ...], num_critics: int = 2
-    ) -> None:
-        super().__init__()
-        self.actor = MLP((inputs, *hidden, 2 * actions))
-        self.critics = Critics(inputs, actions, hidden, num_critics)
-
-    def policy(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and log standard deviation (batch, actions) of the Gaussian."""
-        mean, log_std = self.actor(obs).chunk(2, dim=1)
-        return mean, log_std.clamp(-20, 2)
-
-    def sample(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Return actions (batch, actions) and the logs (batch,) of their densities."""
-        return squashed_sample(*self.policy(obs), noise)
-
-    def value(self, obs: Tensor, action: Tensor) -> Tensor:
-        """Return what the policy maximises (batch,): the smallest of the critics' values."""
-        return self.critics(obs, action, learn=False).amin(dim=1)
+        return self.outputs(torch.cat([obs, action], dim=1), chosen, learn).squeeze(2).t()
 
 
 # %% book/sac.py · The loss of the critics
@@ -183,15 +98,15 @@ def sac_loss(
         raise ValueError(f"next_q must be ({len(q)}, critics), not {tuple(next_q.shape)}.")
     with torch.no_grad():
         target = sac_target(reward, discount, terminated, next_q, next_log_prob, alpha)
-    td_error = q - target.unsqueeze(1)  # (batch, critics)
-    loss = td_error.square().mean(dim=0).sum()
-    with torch.no_grad():
-        metrics = {
-            "loss": loss.detach(),
-            "q_mean": q.mean(),
-            "target_mean": target.mean(),
-            "td_error_abs": td_error.abs().mean(),
-        }
+    wanted = target.unsqueeze(1).expand_as(q)  # (batch, critics)
+    loss = nn.functional.mse_loss(q, wanted, reduction="sum") / len(q)
+    values = q.detach()
+    metrics = {
+        "loss": loss.detach(),
+        "q_mean": values.mean(),
+        "target_mean": target.mean(),
+        "td_error_abs": (values - wanted).abs().mean(),
+    }
     return loss, metrics
 
 
@@ -202,9 +117,68 @@ def policy_loss(value: Tensor, log_prob: Tensor, alpha: Tensor) -> Tensor:
     return (alpha * log_prob - value).mean()
 
 
-def temperature_loss(log_alpha: Tensor, log_prob: Tensor, target_entropy: float) -> Tensor:
-    """Return a loss that raises the temperature while the entropy is below its target."""
-    return -log_alpha * (log_prob.detach() + target_entropy).mean()
+def policy_slopes(action: Tensor, spread: Tensor, q_slope: Tensor, alpha: Tensor) -> Tensor:
+    """Return the slopes (batch, 2 * actions) of each sample's loss, at mean and log std."""
+    at_mean = 2 * alpha * action - q_slope * (1 - action.square())
+    return torch.cat([at_mean, at_mean * spread - alpha], dim=1)  # spread: std times noise
+
+
+def temperature_slope(log_prob: Tensor, target_entropy: float) -> Tensor:
+    """Return the slope at log alpha: negative while the entropy is below its target."""
+    return -(log_prob.mean() + target_entropy)
+
+
+# %% book/sac.py · The model
+@dataclass(slots=True)
+class Draw:
+    """Actions that the actor drew, and what the way back to its weights needs."""
+
+    action: Tensor  # (batch, actions)
+    log_prob: Tensor  # (batch,)
+    spread: Tensor  # (batch, actions), standard deviation times noise
+    free: Tensor  # (batch, actions), whether log std was not held
+    kept: list[Tensor]  # the inputs of the actor's layers
+
+    def rows(self, rows: slice) -> "Draw":
+        """Return some rows of the batch."""
+        action, log_prob = self.action[rows], self.log_prob[rows]
+        kept = [x[:, rows] for x in self.kept]
+        return Draw(action, log_prob, self.spread[rows], self.free[rows], kept)
+
+
+class SACModel(nn.Module):
+    """An actor that proposes actions in (-1, 1), and critics that value them."""
+
+    def __init__(
+        self, inputs: int, actions: int, hidden: tuple[int, ...], num_critics: int = 2
+    ) -> None:
+        super().__init__()
+        self.actor = Ensemble((inputs, *hidden, 2 * actions), members=1)
+        self.critics = Critics(inputs, actions, hidden, num_critics)
+
+    def policy(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and log standard deviation (batch, actions) of the Gaussian."""
+        mean, log_std = self.actor.outputs(obs)[0].chunk(2, dim=1)
+        return mean, log_std.clamp(*LOG_STD)
+
+    @torch.no_grad()
+    def draw(self, obs: Tensor, noise: Tensor) -> Draw:
+        """Turn noise (batch, actions) into actions."""
+        out, kept = self.actor.run(obs)
+        mean, log_std = out[0].chunk(2, dim=1)
+        held = log_std.clamp(*LOG_STD)
+        action, log_prob = squashed_sample(mean, held, noise)
+        return Draw(action, log_prob, held.exp() * noise, held == log_std, kept)
+
+    def actor_slopes(self, draw: Draw, q_slope: Tensor, alpha: Tensor) -> Tensor:
+        """Return the slopes of the policy's loss at the actor's weights."""
+        at_mean, at_log_std = policy_slopes(draw.action, draw.spread, q_slope, alpha).chunk(2, 1)
+        slopes = torch.cat([at_mean, at_log_std * draw.free], dim=1) / len(q_slope)
+        return self.actor.weight_slopes(slopes.unsqueeze(0), draw.kept)
+
+    def share(self, q: Tensor) -> Tensor:
+        """Return how much each critic (batch, critics) counts for the policy: the lowest alone."""
+        return torch.zeros_like(q).scatter_(1, q.argmin(dim=1, keepdim=True), 1.0)
 
 
 # %% book/sac.py · Bounds
@@ -284,15 +258,12 @@ class SAC(Agent):
         self.scale = ActionScale(space)
         self.model = self.make_model(math.prod(self.observation_space.shape or ()), space.shape[0])
         self.model.to(self.device)
-        self.target = copy.deepcopy(self.model.critics)
+        self.target = copy.deepcopy(self.model.critics).requires_grad_(False)
         self.log_alpha = torch.tensor(math.log(config.initial_alpha), device=self.device)
-        self.log_alpha.requires_grad_(config.learn_alpha)
         entropy = config.target_entropy
         self.target_entropy = -float(space.shape[0]) if entropy is None else entropy
-        self.parameters: list[Tensor] = [*self.model.parameters()]
-        if config.learn_alpha:
-            self.parameters.append(self.log_alpha)
-        self.optimizer = torch.optim.Adam(self.parameters, lr=config.lr, fused=True)
+        parameters = [*self.model.parameters(), self.log_alpha]
+        self.optimizer = torch.optim.Adam(parameters, lr=config.lr, fused=True)
         normalised = gym.spaces.Box(-1, 1, space.shape)
         dtype = transition_dtype(self.observation_space, normalised)
         self.replay = ReplayBuffer(config.buffer_size, dtype, derive_seed(config.seed, "replay"))
@@ -353,47 +324,50 @@ class SAC(Agent):
         """Say which target critics judge the next action; None is all of them."""
         return None
 
+    @torch.no_grad()
     def update(self, batch: Batch) -> UpdateResult:
         """Make one gradient step of the critics and, when it is due, one of the policy."""
-        shape = (2, *batch.action.shape)
-        noise, next_noise = torch.randn(shape, generator=self.noise, device=self.device)
-        obs, alpha = batch.obs.float(), self.log_alpha.detach().exp()
-        loss, metrics = self.judge(obs, batch, next_noise, alpha)
-        total = loss
-        if (self.updates + 1) % self.config.policy_delay == 0:
-            policy, policy_metrics = self.improve(obs, noise, alpha)
-            total, metrics = total + policy, metrics | policy_metrics
-        for parameter in self.parameters:
-            parameter.grad = None
-        total.backward()  # no loss has a gradient in the weights of another
+        due = (self.updates + 1) % self.config.policy_delay == 0
+        obs, next_obs, size = batch.obs.float(), batch.next_obs.float(), len(batch.reward)
+        seen = torch.cat([next_obs, obs]) if due else next_obs  # one pass of the actor for both
+        noise = self.model.actor.weights.new_empty(len(seen), *batch.action.shape[1:])
+        draw = self.model.draw(seen, noise.normal_(generator=self.noise))
+        alpha = self.log_alpha.exp()
+        metrics = self.teach_critics(obs, batch, next_obs, draw.rows(slice(size)), alpha)
+        self.model.actor.weights.grad = self.log_alpha.grad = None  # Adam leaves these alone
+        if due:
+            metrics |= self.teach_policy(obs, draw.rows(slice(size, None)), alpha)
         self.optimizer.step()
-        polyak_update(self.target, self.model.critics, self.config.tau)
+        self.target.weights.lerp_(self.model.critics.weights, self.config.tau)
         values = {name: float(value) for name, value in metrics.items()}
         return UpdateResult(values["loss"], values)
 
-    def judge(
-        self, obs: Tensor, batch: Batch, noise: Tensor, alpha: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of the critics, whose target is reward plus discounted soft value."""
-        with torch.no_grad():
-            next_obs = batch.next_obs.float()
-            next_action, next_log_prob = self.model.sample(next_obs, noise)
-            next_q = self.target(next_obs, next_action, self.choose_critics())
-        q = self.model.critics(obs, batch.action)
+    def teach_critics(
+        self, obs: Tensor, batch: Batch, next_obs: Tensor, draw: Draw, alpha: Tensor
+    ) -> dict[str, Tensor]:
+        """Find the gradient of the critics, whose target is reward plus discounted soft value."""
+        next_q, _ = self.target.run(torch.cat([next_obs, draw.action], 1), self.choose_critics())
+        critics, next_q = self.model.critics, next_q.squeeze(2).t()
+        out, kept = critics.run(torch.cat([obs, batch.action], dim=1))
         reward, discount, terminated = batch.reward, batch.discount, batch.terminated
-        return self.loss(q, reward, discount, terminated, next_q, next_log_prob, alpha)
+        with torch.enable_grad():
+            q = out.squeeze(2).t().requires_grad_()  # (batch, critics)
+            loss, metrics = self.loss(q, reward, discount, terminated, next_q, draw.log_prob, alpha)
+        (slope,) = torch.autograd.grad(loss, q)
+        critics.weights.grad = critics.weight_slopes(slope.t().unsqueeze(2), kept)
+        return metrics
 
-    def improve(
-        self, obs: Tensor, noise: Tensor, alpha: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of the policy and of the temperature."""
-        action, log_prob = self.model.sample(obs, noise)
-        loss = policy_loss(self.model.value(obs, action), log_prob, alpha)
-        entropy = -log_prob.detach().mean()
-        metrics = {"policy_loss": loss.detach(), "entropy": entropy, "alpha": alpha}
+    def teach_policy(self, obs: Tensor, draw: Draw, alpha: Tensor) -> dict[str, Tensor]:
+        """Find the gradient of the actor and, if it is learned, of the temperature."""
+        out, kept = self.model.critics.run(torch.cat([obs, draw.action], dim=1))
+        q = out.squeeze(2).t()  # (batch, critics)
+        share = self.model.share(q)
+        q_slope = self.model.critics.input_slopes(share.t().unsqueeze(2), kept)[:, obs.shape[1] :]
+        self.model.actor.weights.grad = self.model.actor_slopes(draw, q_slope, alpha)
         if self.config.learn_alpha:
-            loss = loss + temperature_loss(self.log_alpha, log_prob, self.target_entropy)
-        return loss, metrics
+            self.log_alpha.grad = temperature_slope(draw.log_prob, self.target_entropy)
+        loss = policy_loss((share * q).sum(dim=1), draw.log_prob, alpha)
+        return {"policy_loss": loss, "entropy": -draw.log_prob.mean(), "alpha": alpha}
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that learning depends on, the temperature and the noise included."""

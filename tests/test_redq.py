@@ -52,18 +52,18 @@ def test_subset_is_uniform_over_pairs() -> None:
 def test_one_subset_serves_a_whole_update(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = REDQ(**SMALL)
     agent.learn(64, progress=False)
-    seen: list[torch.Tensor | None] = []
-    real = agent.target.forward
+    seen: list[torch.Tensor] = []
+    real = agent.target.run
 
-    def forward(obs: Any, action: Any, chosen: Any = None, learn: bool = True) -> Any:
+    def run(x: Any, chosen: Any) -> Any:
         seen.append(chosen)
-        return real(obs, action, chosen, learn)
+        return real(x, chosen)
 
-    monkeypatch.setattr(agent.target, "forward", forward)
+    monkeypatch.setattr(agent.target, "run", run)
     for _ in range(30):
         agent.update(agent.sample())
-    assert len(seen) == 30 and all(s is not None and s.shape == (2,) for s in seen)
-    assert len({tuple(sorted(s.tolist())) for s in seen if s is not None}) > 3
+    assert len(seen) == 30 and all(chosen.shape == (2,) for chosen in seen)
+    assert len({tuple(sorted(chosen.tolist())) for chosen in seen}) > 3
 
 
 # The loss
@@ -136,7 +136,8 @@ def test_loss_refuses_shapes_that_would_broadcast(name: str) -> None:
 def test_model_has_one_value_per_critic_and_bounded_actions() -> None:
     model = REDQModel(3, 2, (16, 16), num_critics=7)
     obs, noise = torch.randn(5, 3), 100 * torch.randn(5, 2)
-    action, log_prob = model.sample(obs, noise)
+    draw = model.draw(obs, noise)
+    action, log_prob = draw.action, draw.log_prob
     assert model.critics(obs, action).shape == (5, 7)
     assert log_prob.shape == (5,)
     assert action.abs().max() <= 1 and torch.isfinite(log_prob).all()
@@ -145,9 +146,9 @@ def test_model_has_one_value_per_critic_and_bounded_actions() -> None:
 def test_policy_maximises_the_mean_of_all_critics() -> None:
     model = REDQModel(3, 2, (16,), num_critics=7)
     obs, action, log_prob = torch.randn(5, 3), torch.rand(5, 2), torch.randn(5)
-    mean = model.critics(obs, action).detach().numpy().mean(axis=1)
-    expected = np.mean(0.2 * log_prob.numpy() - mean)
-    loss = policy_loss(model.value(obs, action), log_prob, torch.tensor(0.2))
+    q = model.critics(obs, action).detach()
+    expected = np.mean(0.2 * log_prob.numpy() - q.numpy().mean(axis=1))
+    loss = policy_loss((model.share(q) * q).sum(dim=1), log_prob, torch.tensor(0.2))
     assert float(loss) == pytest.approx(float(expected), rel=1e-5)
 
 

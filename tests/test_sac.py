@@ -14,21 +14,22 @@ import torch
 from scipy.integrate import quad
 from torch import Tensor
 
+from rlbook.redq import REDQ
+from rlbook.replay import Batch
 from rlbook.run import resume
 from rlbook.sac import (
     SAC,
     ActionScale,
     Critics,
-    EnsembleForward,
     SACConfig,
     SACModel,
     log_slope,
     policy_loss,
+    policy_slopes,
     sac_loss,
     squashed_sample,
-    temperature_loss,
+    temperature_slope,
     train_sac,
-    unpack,
 )
 from rlbook.settings import make_config, read_settings, shipped_configs
 
@@ -149,37 +150,6 @@ def test_slope_has_finite_gradients() -> None:
 # The critics
 
 
-def plain_critics(critics: Critics, x: Tensor) -> Tensor:
-    """The same networks one by one, with autograd's own backward."""
-    outputs, layers = [], unpack(critics.weights, critics.sizes)
-    for member in range(len(critics.weights)):
-        h = x
-        for i, (weight, bias) in enumerate(layers):
-            h = h @ weight[member] + bias[member]
-            h = torch.relu(h) if i < len(layers) - 1 else h
-        outputs.append(h)
-    return torch.cat(outputs, dim=1)
-
-
-@pytest.mark.parametrize("hidden", [(7, 5), (6,), (4, 4, 4), ()])
-def test_critics_are_separate_networks(hidden: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
-    critics = Critics(3, 2, hidden, members=4).double()
-    x = torch.randn(6, 5, dtype=torch.float64, requires_grad=True)
-    ours, plain = critics(x[:, :3], x[:, 3:]), plain_critics(critics, x)
-    assert ours.shape == (6, 4)
-    torch.testing.assert_close(ours, plain)
-    direction = torch.randn_like(plain)
-    inputs: list[Any] = [x, critics.weights]
-    for a, b in zip(
-        torch.autograd.grad((ours * direction).sum(), inputs),
-        torch.autograd.grad((plain * direction).sum(), inputs),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b)
-    assert torch.autograd.gradcheck(EnsembleForward.apply, (*inputs, critics.sizes))
-
-
 def test_chosen_critics_are_columns_of_all() -> None:
     critics = Critics(3, 2, (8, 8), members=5)
     obs, action, chosen = torch.randn(4, 3), torch.randn(4, 2), torch.tensor([3, 0])
@@ -194,10 +164,10 @@ def test_critics_that_only_judge_get_no_gradient() -> None:
     assert all(weight.grad is None for weight in critics.parameters())
 
 
-def test_policy_maximises_the_smaller_critic() -> None:
-    model = SACModel(3, 2, (8,))
-    obs, action = torch.randn(6, 3), torch.rand(6, 2)
-    torch.testing.assert_close(model.value(obs, action), model.critics(obs, action).min(1).values)
+def test_policy_listens_to_the_smaller_critic() -> None:
+    model, q = SACModel(3, 2, (8,)), torch.randn(6, 2)
+    torch.testing.assert_close((model.share(q) * q).sum(dim=1), q.min(dim=1).values)
+    assert torch.equal(model.share(torch.zeros(4, 2)).sum(dim=1), torch.ones(4))  # a tie is one
 
 
 # The losses
@@ -250,10 +220,21 @@ def test_loss_refuses_values_of_another_batch() -> None:
 
 @pytest.mark.parametrize(("entropy", "sign"), [(-3.0, 1), (1.0, -1)])
 def test_temperature_rises_while_entropy_is_too_low(entropy: float, sign: int) -> None:
-    log_alpha = torch.zeros((), requires_grad=True)
-    temperature_loss(log_alpha, torch.full((4,), -entropy), target_entropy=-1.0).backward()
-    assert log_alpha.grad is not None
-    assert -log_alpha.grad.sign() == sign  # the step is against the gradient
+    slope = temperature_slope(torch.full((4,), -entropy), target_entropy=-1.0)
+    assert -slope.sign() == sign  # the step is against the slope
+
+
+def test_slopes_of_the_policy_are_those_of_autograd() -> None:
+    torch.manual_seed(0)
+    mean, log_std, noise = torch.randn(3, 8, 2, dtype=torch.float64)
+    mean, log_std = mean.requires_grad_(), log_std.requires_grad_()
+    action, log_prob = squashed_sample(mean, log_std, noise)
+    q, alpha = (action.square() + action.prod(dim=1, keepdim=True)).sum(dim=1), torch.tensor(0.3)
+    (q_slope,) = torch.autograd.grad(q.sum(), action, retain_graph=True)
+    expected = torch.autograd.grad(policy_loss(q, log_prob, alpha), [mean, log_std])
+    with torch.no_grad():
+        found = policy_slopes(action, log_std.exp() * noise, q_slope, alpha) / len(noise)
+    torch.testing.assert_close(found, torch.cat(expected, dim=1))
 
 
 # The agent
@@ -316,14 +297,42 @@ def test_one_update_moves_all_parts_and_reports() -> None:
     assert list(result.metrics) == names
 
 
-def test_policy_gradient_does_not_reach_the_critics() -> None:
-    agent = probe_agent({"policy_delay": 2})
+def autograd_gradients(agent: SAC, batch: Batch, noise: Tensor) -> list[Tensor]:
+    """The gradients of critics, actor and temperature, from the losses by autograd alone."""
+    model, alpha = agent.model, agent.log_alpha.exp()
+    log_alpha = agent.log_alpha.clone().requires_grad_()
+    next_noise, noise = noise.chunk(2)
+    with torch.no_grad():
+        next_action, next_log_prob = squashed_sample(*model.policy(batch.next_obs), next_noise)
+        next_q = agent.target(batch.next_obs, next_action, agent.choose_critics())
+    q = model.critics(batch.obs, batch.action)
+    reward, discount, terminated = batch.reward, batch.discount, batch.terminated
+    loss, _ = agent.loss(q, reward, discount, terminated, next_q, next_log_prob, alpha)
+    action, log_prob = squashed_sample(*model.policy(batch.obs), noise)
+    values = model.critics(batch.obs, action, learn=False)
+    value = values.amin(dim=1) if agent.name == "sac" else values.mean(dim=1)
+    total = loss + policy_loss(value, log_prob, alpha)
+    total = total - log_alpha * (log_prob.detach() + agent.target_entropy).mean()
+    return list(torch.autograd.grad(total, [model.critics.weights, model.actor.weights, log_alpha]))
+
+
+@pytest.mark.parametrize("agent_class", [SAC, REDQ])
+@pytest.mark.parametrize("wide", [False, True])
+def test_update_follows_the_gradient_of_the_losses(agent_class: type[SAC], wide: bool) -> None:
+    settings = {**SMALL, "policy_delay": 1, "updates_per_step": 1, "initial_alpha": 0.2}
+    agent = agent_class("Pendulum-v1", **settings)
     agent.learn(64, progress=False)
-    batch = agent.sample()
-    loss, _ = agent.improve(batch.obs, torch.zeros_like(batch.action), torch.tensor(0.1))
-    loss.backward()
-    assert all(weight.grad is None for weight in agent.model.critics.parameters())
-    assert all(weight.grad is not None for weight in agent.model.actor.parameters())
+    if wide:  # the log std of some actions is held at its limit
+        agent.model.actor.weights.data[:, -1] = 2.0
+    batch, state = agent.sample(), agent.noise.get_state()
+    noise = torch.empty(2 * len(batch.reward), 1).normal_(generator=agent.noise)
+    expected = autograd_gradients(agent, batch, noise)
+    agent.noise.set_state(state)
+    agent.update(batch)
+    parts = [agent.model.critics.weights, agent.model.actor.weights, agent.log_alpha]
+    for part, gradient in zip(parts, expected, strict=True):
+        assert part.grad is not None
+        torch.testing.assert_close(part.grad, gradient, atol=1e-5, rtol=1e-4)
 
 
 def test_fixed_temperature_stays() -> None:
