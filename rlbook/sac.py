@@ -289,9 +289,10 @@ class SAC(Agent):
         return self.scale.to_env(u.tanh().cpu().numpy()), state
 
     @torch.inference_mode()
-    def q_values(self, obs: np.ndarray, action: np.ndarray) -> np.ndarray:
-        """Return what each critic (batch, critics) thinks of actions of the environment."""
-        pair = (obs, self.scale.from_env(action))
+    def q_values(self, obs: np.ndarray, action: np.ndarray | None = None) -> np.ndarray:
+        """Return what each critic (batch, critics) thinks of actions, or of the policy's own."""
+        chosen = self.predict(obs)[0] if action is None else action
+        pair = (obs, self.scale.from_env(chosen))
         tensors = [torch.as_tensor(x, dtype=torch.float32, device=self.device) for x in pair]
         return self.model.critics(*tensors).cpu().numpy()
 

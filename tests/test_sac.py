@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -11,9 +12,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from helpers import assert_same_run
 from scipy.integrate import quad
 from torch import Tensor
 
+from rlbook.cli import main
 from rlbook.redq import REDQ
 from rlbook.replay import Batch
 from rlbook.run import resume
@@ -401,15 +404,9 @@ def test_resumed_run_is_identical(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             train_sac(config("cut"), progress=False)
     again = resume(tmp_path / "cut", progress=False)
     assert again.metrics == whole.metrics
-    lines = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "cut")]
-    assert lines[0] == lines[1]
-    assert {"global_step", "eval_return_mean"} <= json.loads(lines[0].splitlines()[-1]).keys()
-    states = [result.agent.state_dict() for result in (whole, again)]
-    for part in ("model", "target"):
-        for a, b in zip(states[0][part].values(), states[1][part].values(), strict=True):
-            assert torch.equal(a, b)
-    assert torch.equal(states[0]["replay"]["rows"], states[1]["replay"]["rows"])
-    assert torch.equal(states[0]["noise"], states[1]["noise"])
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")  # buffer and noise included
+    last = (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()[-1]
+    assert {"global_step", "eval_return_mean"} <= json.loads(last).keys()
 
 
 # Bad input
@@ -458,6 +455,57 @@ def test_numbers_that_are_not_finite_name_the_step(broken: str) -> None:
 def test_settings_out_of_range_are_refused(name: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SACConfig(**{name: value})
+
+
+def shell_mistake(line: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a line that is wrong and return the one sentence that says so."""
+    code = main(shlex.split(line))
+    out, err = capsys.readouterr()
+    assert code == 2 and err.count("\n") == 1 and "Traceback" not in err
+    assert "Done" not in out
+    return str(err)
+
+
+@pytest.mark.parametrize("algo", ["sac", "redq"])
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--env-id CartPole-v1", "discrete actions (Discrete(2))"),
+        ("--env-id CartPole-v1", "try dqn"),
+        ("--env-id Probe-v0 --env-kwargs '{low: -.inf}'", "without finite bounds on both sides"),
+        ("--env-id Probe-v0 --env-kwargs '{high: .inf}'", "without finite bounds on both sides"),
+        ("--env-id Probe-v0 --env-kwargs '{low: 1.0}'", "cannot vary between real bounds"),
+        ("--updates-per-step 0", "Setting 'updates_per_step' must be at least 1, not 0."),
+        ("--policy-delay 0", "Setting 'policy_delay' must be at least 1, not 0."),
+        ("--initial-alpha 0", "Setting 'initial_alpha' must be above 0, not 0.0."),
+        ("--env-id Probe-v0 --env-kwargs '{broken: reward}'", "reward that is not finite, step 2"),
+        ("--env-id Probe-v0 --env-kwargs '{broken: observation}'", "not finite, step 2"),
+    ],
+)
+def test_mistakes_in_the_shell_are_one_sentence(
+    algo: str, flags: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert message in shell_mistake(f"train {algo} {flags}", capsys)
+
+
+def test_a_session_in_the_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny = "--hidden 8 --batch-size 16 --warmup-steps 32 --eval-every 0"
+    for algo in ("sac", "redq"):
+        extra = "--num-critics 3 --updates-per-step 2" if algo == "redq" else ""
+        run = f"--run-dir runs/{algo} --total-steps 40"
+        assert main(shlex.split(f"train {algo} --config pendulum {tiny} {extra} {run}")) == 0
+        assert main(shlex.split(f"resume runs/{algo} --total-steps 45")) == 0
+        assert main(shlex.split(f"evaluate runs/{algo} --episodes 1")) == 0
+        capsys.readouterr()
+        assert main(["predict", f"runs/{algo}", "--observation", "[1, 0, 0.5]"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert -2 <= answer["action"][0] <= 2
+        assert len(answer["q_values"]) == (2 if algo == "sac" else 3)  # one of each critic
 
 
 def test_shipped_pendulum_config_makes_an_agent() -> None:
