@@ -302,9 +302,37 @@ def sac_target(
 
 # %% [markdown]
 # The loss is the squared distance to that target, averaged over the batch and summed over the
-# critics. If they said 3.25 and 3.0 above, it is $0 + 0.25^2 = 0.0625$. As in the DQN chapter, a
-# column `(batch, 1)` where `(batch,)` belongs would broadcast into a wrong loss, so shapes are
-# checked.
+# critics. If they said 3.25 and 3.0 above, it is $0 + 0.25^2 = 0.0625$. Its slope at each value is
+# twice the distance, divided by the size of the batch: here $0$ and $-0.5$.
+
+# %%
+#| export
+def critic_loss(q: Tensor, target: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the squared distance of q (batch, critics) from the target (batch,), and metrics."""
+    check_shapes(len(q), target=target)
+    wanted, values = target.unsqueeze(1).expand_as(q), q.detach()
+    loss = nn.functional.mse_loss(q, wanted, reduction="sum") / len(q)
+    metrics = {
+        "loss": loss.detach(),
+        "q_mean": values.mean(),
+        "target_mean": target.mean(),
+        "td_error_abs": (values - wanted).abs().mean(),
+    }
+    return loss, metrics
+
+
+def critic_slope(q: Tensor, target: Tensor) -> Tensor:
+    """Return the slope (batch, critics) of `critic_loss` at the values."""
+    return (q - target.unsqueeze(1)).mul_(2 / len(q))
+
+# %%
+said, wanted = torch.tensor([[3.25, 3.0]]), torch.tensor([3.25])
+torch.testing.assert_close(critic_loss(said, wanted)[0], torch.tensor(0.0625))
+torch.testing.assert_close(critic_slope(said, wanted), torch.tensor([[0.0, -0.5]]))
+
+# %% [markdown]
+# Both together are the loss of a step. As in the DQN chapter, a column `(batch, 1)` where `(batch,)`
+# belongs would broadcast into a wrong loss, so shapes are checked.
 
 # %%
 #| export
@@ -324,16 +352,7 @@ def sac_loss(
         raise ValueError(f"next_q must be ({len(q)}, critics), not {tuple(next_q.shape)}.")
     with torch.no_grad():
         target = sac_target(reward, discount, terminated, next_q, next_log_prob, alpha)
-    wanted = target.unsqueeze(1).expand_as(q)  # (batch, critics)
-    loss = nn.functional.mse_loss(q, wanted, reduction="sum") / len(q)
-    values = q.detach()
-    metrics = {
-        "loss": loss.detach(),
-        "q_mean": values.mean(),
-        "target_mean": target.mean(),
-        "td_error_abs": (values - wanted).abs().mean(),
-    }
-    return loss, metrics
+    return critic_loss(q, target)
 
 # %%
 step = {
@@ -491,6 +510,10 @@ class SACModel(nn.Module):
         """Return how much each critic (batch, critics) counts for the policy: the lowest alone."""
         return torch.zeros_like(q).scatter_(1, q.argmin(dim=1, keepdim=True), 1.0)
 
+    def opinions(self, q: Tensor) -> dict[str, Tensor]:
+        """Return more metrics of the values (batch, critics); two critics need none."""
+        return {}
+
 # %%
 model = SACModel(inputs=3, actions=2, hidden=(8, 8))
 draw = model.draw(torch.zeros(5, 3), torch.randn(5, 2))
@@ -601,7 +624,6 @@ class SAC(Agent):
     config_class: ClassVar[type[Config]] = SACConfig
     actions: ClassVar[str] = "continuous"
     parts: ClassVar[tuple[str, ...]] = ("model", "target", "optimizer", "replay")
-    loss = staticmethod(sac_loss)
     config: SACConfig
     action_space: gym.spaces.Box
 
@@ -701,16 +723,15 @@ class SAC(Agent):
         self, obs: Tensor, batch: Batch, next_obs: Tensor, draw: Draw, alpha: Tensor
     ) -> dict[str, Tensor]:
         """Find the gradient of the critics, whose target is reward plus discounted soft value."""
-        next_q, _ = self.target.run(torch.cat([next_obs, draw.action], 1), self.choose_critics())
-        critics, next_q = self.model.critics, next_q.squeeze(2).t()
-        out, kept = critics.run(torch.cat([obs, batch.action], dim=1))
+        seen = torch.cat([next_obs, draw.action], dim=1)
+        next_q = self.target.run(seen, self.choose_critics())[0].squeeze(2).t()  # (batch, chosen)
         reward, discount, terminated = batch.reward, batch.discount, batch.terminated
-        with torch.enable_grad():
-            q = out.squeeze(2).t().requires_grad_()  # (batch, critics)
-            loss, metrics = self.loss(q, reward, discount, terminated, next_q, draw.log_prob, alpha)
-        (slope,) = torch.autograd.grad(loss, q)
-        critics.weights.grad = critics.weight_slopes(slope.t().unsqueeze(2), kept)
-        return metrics
+        target = sac_target(reward, discount, terminated, next_q, draw.log_prob, alpha)
+        critics = self.model.critics
+        out, kept = critics.run(torch.cat([obs, batch.action], dim=1))
+        q = out.squeeze(2).t()  # (batch, critics)
+        critics.weights.grad = critics.weight_slopes(critic_slope(q, target).t()[..., None], kept)
+        return critic_loss(q, target)[1] | self.model.opinions(q)
 
     def teach_policy(self, obs: Tensor, draw: Draw, alpha: Tensor) -> dict[str, Tensor]:
         """Find the gradient of the actor and, if it is learned, of the temperature."""

@@ -1,6 +1,14 @@
 """Made from book/redq.py: edit the chapter, then run `rlbook tangle`."""
 
-__all__ = ["REDQ", "REDQConfig", "REDQModel", "random_subset", "redq_loss", "train_redq"]
+__all__ = [
+    "REDQ",
+    "REDQConfig",
+    "REDQModel",
+    "disagreement",
+    "random_subset",
+    "redq_loss",
+    "train_redq",
+]
 
 # %% book/redq.py · REDQ
 from dataclasses import dataclass
@@ -15,6 +23,11 @@ from rlbook.settings import Config, setting
 
 
 # %% book/redq.py · The model
+def disagreement(q: Tensor) -> Tensor:
+    """Return the standard deviation between the critics, averaged over the batch."""
+    return q.detach().std(dim=1, correction=0).mean()
+
+
 class REDQModel(SACModel):
     """SAC's actor, and an ensemble of critics whose mean the policy maximises."""
 
@@ -26,6 +39,10 @@ class REDQModel(SACModel):
     def share(self, q: Tensor) -> Tensor:
         """Return how much each critic (batch, critics) counts for the policy: all the same."""
         return torch.full_like(q, 1 / q.shape[1])
+
+    def opinions(self, q: Tensor) -> dict[str, Tensor]:
+        """Return how much the critics disagree."""
+        return {"q_std": disagreement(q)}
 
 
 # %% book/redq.py · The random subset
@@ -46,8 +63,7 @@ def redq_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return SAC's loss, with the smallest value of the subset in the target, and named metrics."""
     loss, metrics = sac_loss(q, reward, discount, terminated, next_q, next_log_prob, alpha)
-    metrics["q_std"] = q.detach().std(dim=1, correction=0).mean()  # how much the critics disagree
-    return loss, metrics
+    return loss, metrics | {"q_std": disagreement(q)}
 
 
 # %% book/redq.py · Settings
@@ -77,7 +93,6 @@ class REDQ(SAC):
     name: ClassVar[str] = "redq"
     config_class: ClassVar[type[Config]] = REDQConfig
     config: REDQConfig
-    loss = staticmethod(redq_loss)
 
     def make_model(self, inputs: int, actions: int) -> REDQModel:
         """Make actor and critics."""

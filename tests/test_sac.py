@@ -310,7 +310,7 @@ def autograd_gradients(agent: SAC, batch: Batch, noise: Tensor) -> list[Tensor]:
         next_q = agent.target(batch.next_obs, next_action, agent.choose_critics())
     q = model.critics(batch.obs, batch.action)
     reward, discount, terminated = batch.reward, batch.discount, batch.terminated
-    loss, _ = agent.loss(q, reward, discount, terminated, next_q, next_log_prob, alpha)
+    loss, _ = sac_loss(q, reward, discount, terminated, next_q, next_log_prob, alpha)
     action, log_prob = squashed_sample(*model.policy(batch.obs), noise)
     values = model.critics(batch.obs, action, learn=False)
     value = values.amin(dim=1) if agent.name == "sac" else values.mean(dim=1)
