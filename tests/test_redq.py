@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from critics import random_loss_inputs
 from helpers import assert_same_run
 from scipy.stats import chisquare
 
@@ -71,24 +72,9 @@ def test_one_subset_serves_a_whole_update(monkeypatch: pytest.MonkeyPatch) -> No
 # The loss
 
 
-def random_inputs(seed: int, batch: int, critics: int, subset: int) -> dict[str, torch.Tensor]:
-    """Tensors of the right shapes, a third of the steps terminated."""
-    generator = np.random.default_rng(seed)
-    numbers: dict[str, Any] = {
-        "q": generator.normal(size=(batch, critics)),
-        "reward": generator.normal(size=batch),
-        "discount": generator.uniform(0.9, 1, size=batch),
-        "terminated": generator.random(batch) < 1 / 3,
-        "next_q": generator.normal(size=(batch, subset)),
-        "next_log_prob": generator.normal(size=batch),
-        "alpha": np.array(0.3),
-    }
-    return {name: torch.from_numpy(np.asarray(value)) for name, value in numbers.items()}
-
-
 @pytest.mark.parametrize(("critics", "subset"), [(10, 2), (5, 1), (3, 3), (1, 1)])
 def test_loss_is_that_of_numpy(critics: int, subset: int) -> None:
-    inputs = random_inputs(critics, 32, critics, subset)
+    inputs = random_loss_inputs(critics, 32, critics, subset)
     loss, metrics = redq_loss(**inputs)
     x = {name: value.numpy() for name, value in inputs.items()}
     expected, errors = 0.0, []
@@ -107,7 +93,7 @@ def test_loss_is_that_of_numpy(critics: int, subset: int) -> None:
 
 
 def test_two_of_two_critics_are_sac_exactly() -> None:
-    inputs = random_inputs(0, 64, 2, 2)
+    inputs = random_loss_inputs(0, 64, 2, 2)
     assert torch.equal(redq_loss(**inputs)[0], sac_loss(**inputs)[0])
 
 
@@ -126,7 +112,7 @@ def test_critics_of_two_of_two_learn_as_in_sac() -> None:
 
 @pytest.mark.parametrize("name", ["reward", "discount", "terminated", "next_log_prob"])
 def test_loss_refuses_shapes_that_would_broadcast(name: str) -> None:
-    inputs = random_inputs(0, 8, 4, 2)
+    inputs = random_loss_inputs(0, 8, 4, 2)
     inputs[name] = inputs[name].unsqueeze(1)
     with pytest.raises(ValueError, match=name):
         redq_loss(**inputs)

@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from critics import random_loss_inputs
 from helpers import assert_same_run
 from scipy.integrate import quad
 from torch import Tensor
@@ -176,24 +177,9 @@ def test_policy_listens_to_the_smaller_critic() -> None:
 # The losses
 
 
-def random_loss_inputs(generator: np.random.Generator, batch: int, critics: int) -> dict[str, Any]:
-    """Tensors of the right shapes, a third of the steps terminated."""
-    numbers = {
-        "q": generator.normal(size=(batch, critics)),
-        "reward": generator.normal(size=batch),
-        "discount": generator.uniform(0.9, 1, size=batch),
-        "terminated": generator.random(batch) < 1 / 3,
-        "next_q": generator.normal(size=(batch, critics)),
-        "next_log_prob": generator.normal(size=batch),
-        "alpha": np.array(0.3),
-    }
-    return {name: torch.from_numpy(np.asarray(value)) for name, value in numbers.items()}
-
-
 def test_loss_is_that_of_numpy() -> None:
-    generator = np.random.default_rng(0)
     for batch in (1, 7, 64):
-        inputs = random_loss_inputs(generator, batch, 2)
+        inputs = random_loss_inputs(batch, batch, 2, 2)
         loss, metrics = sac_loss(**inputs)
         x = {name: value.numpy() for name, value in inputs.items()}
         soft = x["next_q"].min(axis=1) - x["alpha"] * x["next_log_prob"]
@@ -207,14 +193,14 @@ def test_loss_is_that_of_numpy() -> None:
 
 @pytest.mark.parametrize("name", ["reward", "discount", "terminated", "next_log_prob"])
 def test_loss_refuses_shapes_that_would_broadcast(name: str) -> None:
-    inputs = random_loss_inputs(np.random.default_rng(0), 8, 2)
+    inputs = random_loss_inputs(0, 8, 2, 2)
     inputs[name] = inputs[name].unsqueeze(1)
     with pytest.raises(ValueError, match=name):
         sac_loss(**inputs)
 
 
 def test_loss_refuses_values_of_another_batch() -> None:
-    inputs = random_loss_inputs(np.random.default_rng(0), 8, 2)
+    inputs = random_loss_inputs(0, 8, 2, 2)
     with pytest.raises(ValueError, match="next_q"):
         sac_loss(**{**inputs, "next_q": inputs["next_q"].t()})
     with pytest.raises(ValueError, match="log_prob"):
