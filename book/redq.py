@@ -94,8 +94,8 @@ print("REDQ at the end, seed by seed:", [round(x) for x in stored["runs"]["REDQ"
 # %% [markdown]
 # Look twice before you believe the ensemble. UTD is the number of updates per step, and REDQ's
 # curve has five. Two critics that make five updates as well are SAC's pair in REDQ's loop, and most
-# of what you see is theirs, too: on Pendulum it is the updates that pay. Where two critics do not
-# stand many updates is the subject of the next section.
+# of what you see is theirs, too: on Pendulum it is the updates that pay. Why many updates are
+# dangerous all the same is the subject of the next section.
 #
 # ## The problem
 #
@@ -104,9 +104,10 @@ print("REDQ at the end, seed by seed:", [round(x) for x in stored["runs"]["REDQ"
 # the policy pick, and look at what the target then claims:
 
 # %%
-errors = np.random.default_rng(0).standard_normal((20_000, 20, 10))  # (samples, actions, critics)
-one_critic = errors[:, :, 0].max(axis=1).mean()
-two_critics = errors[:, :, :2].min(axis=2).max(axis=1).mean()
+SHAPE = (20_000, 20, 10)  # samples, actions, critics
+mistakes = np.random.default_rng(0).standard_normal(SHAPE)
+one_critic = mistakes[:, :, 0].max(axis=1).mean()
+two_critics = mistakes[:, :, :2].min(axis=2).max(axis=1).mean()
 print(f"the best of 20, by one critic: {one_critic:.2f}; by the smaller of two: {two_critics:.2f}")
 assert one_critic > two_critics > 0.5
 
@@ -220,9 +221,8 @@ assert abs(subset_minimum(errors[:, :10], 2).mean() - -1 / math.sqrt(math.pi)) <
 # ten critics, which is harder to deceive, and the target is the smaller of a random two:
 
 # %%
-errors = np.random.default_rng(0).standard_normal((20_000, 20, 10))
-best = errors.mean(axis=2).argmax(axis=1)
-claimed = subset_minimum(errors[np.arange(len(errors)), best], 2).mean()
+best = mistakes.mean(axis=2).argmax(axis=1)
+claimed = subset_minimum(mistakes[np.arange(len(best)), best], 2).mean()
 print(f"REDQ's claim: {claimed:.2f}")
 assert abs(claimed) < 0.1 < two_critics
 
