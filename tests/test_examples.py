@@ -17,3 +17,14 @@ def test_dqn_cartpole_runs(
     said = capsys.readouterr().out
     assert f"after {score:.1f} (95 % interval" in said and "push to the" in said
     assert list(tmp_path.iterdir()) == []  # it leaves nothing behind
+
+
+@pytest.mark.parametrize("name", ["sac_pendulum", "redq_pendulum"])
+def test_pendulum_runs(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]
+    score = main(total_steps=270)
+    assert f"{score:.0f} ± " in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []  # it leaves nothing behind

@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from critics import random_loss_inputs
+from helpers import assert_same_run
 from scipy.stats import chisquare
 
+from rlbook.cli import main
 from rlbook.redq import REDQ, REDQConfig, REDQModel, random_subset, redq_loss, train_redq
 from rlbook.run import resume
 from rlbook.sac import SAC, policy_loss, sac_loss
@@ -52,41 +55,26 @@ def test_subset_is_uniform_over_pairs() -> None:
 def test_one_subset_serves_a_whole_update(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = REDQ(**SMALL)
     agent.learn(64, progress=False)
-    seen: list[torch.Tensor | None] = []
-    real = agent.target.forward
+    seen: list[torch.Tensor] = []
+    real = agent.target.run
 
-    def forward(obs: Any, action: Any, chosen: Any = None, learn: bool = True) -> Any:
+    def run(x: Any, chosen: Any) -> Any:
         seen.append(chosen)
-        return real(obs, action, chosen, learn)
+        return real(x, chosen)
 
-    monkeypatch.setattr(agent.target, "forward", forward)
+    monkeypatch.setattr(agent.target, "run", run)
     for _ in range(30):
         agent.update(agent.sample())
-    assert len(seen) == 30 and all(s is not None and s.shape == (2,) for s in seen)
-    assert len({tuple(sorted(s.tolist())) for s in seen if s is not None}) > 3
+    assert len(seen) == 30 and all(chosen.shape == (2,) for chosen in seen)
+    assert len({tuple(sorted(chosen.tolist())) for chosen in seen}) > 3
 
 
 # The loss
 
 
-def random_inputs(seed: int, batch: int, critics: int, subset: int) -> dict[str, torch.Tensor]:
-    """Tensors of the right shapes, a third of the steps terminated."""
-    generator = np.random.default_rng(seed)
-    numbers: dict[str, Any] = {
-        "q": generator.normal(size=(batch, critics)),
-        "reward": generator.normal(size=batch),
-        "discount": generator.uniform(0.9, 1, size=batch),
-        "terminated": generator.random(batch) < 1 / 3,
-        "next_q": generator.normal(size=(batch, subset)),
-        "next_log_prob": generator.normal(size=batch),
-        "alpha": np.array(0.3),
-    }
-    return {name: torch.from_numpy(np.asarray(value)) for name, value in numbers.items()}
-
-
 @pytest.mark.parametrize(("critics", "subset"), [(10, 2), (5, 1), (3, 3), (1, 1)])
 def test_loss_is_that_of_numpy(critics: int, subset: int) -> None:
-    inputs = random_inputs(critics, 32, critics, subset)
+    inputs = random_loss_inputs(critics, 32, critics, subset)
     loss, metrics = redq_loss(**inputs)
     x = {name: value.numpy() for name, value in inputs.items()}
     expected, errors = 0.0, []
@@ -105,7 +93,7 @@ def test_loss_is_that_of_numpy(critics: int, subset: int) -> None:
 
 
 def test_two_of_two_critics_are_sac_exactly() -> None:
-    inputs = random_inputs(0, 64, 2, 2)
+    inputs = random_loss_inputs(0, 64, 2, 2)
     assert torch.equal(redq_loss(**inputs)[0], sac_loss(**inputs)[0])
 
 
@@ -124,7 +112,7 @@ def test_critics_of_two_of_two_learn_as_in_sac() -> None:
 
 @pytest.mark.parametrize("name", ["reward", "discount", "terminated", "next_log_prob"])
 def test_loss_refuses_shapes_that_would_broadcast(name: str) -> None:
-    inputs = random_inputs(0, 8, 4, 2)
+    inputs = random_loss_inputs(0, 8, 4, 2)
     inputs[name] = inputs[name].unsqueeze(1)
     with pytest.raises(ValueError, match=name):
         redq_loss(**inputs)
@@ -136,7 +124,8 @@ def test_loss_refuses_shapes_that_would_broadcast(name: str) -> None:
 def test_model_has_one_value_per_critic_and_bounded_actions() -> None:
     model = REDQModel(3, 2, (16, 16), num_critics=7)
     obs, noise = torch.randn(5, 3), 100 * torch.randn(5, 2)
-    action, log_prob = model.sample(obs, noise)
+    draw = model.draw(obs, noise)
+    action, log_prob = draw.action, draw.log_prob
     assert model.critics(obs, action).shape == (5, 7)
     assert log_prob.shape == (5,)
     assert action.abs().max() <= 1 and torch.isfinite(log_prob).all()
@@ -145,9 +134,9 @@ def test_model_has_one_value_per_critic_and_bounded_actions() -> None:
 def test_policy_maximises_the_mean_of_all_critics() -> None:
     model = REDQModel(3, 2, (16,), num_critics=7)
     obs, action, log_prob = torch.randn(5, 3), torch.rand(5, 2), torch.randn(5)
-    mean = model.critics(obs, action).detach().numpy().mean(axis=1)
-    expected = np.mean(0.2 * log_prob.numpy() - mean)
-    loss = policy_loss(model.value(obs, action), log_prob, torch.tensor(0.2))
+    q = model.critics(obs, action).detach()
+    expected = np.mean(0.2 * log_prob.numpy() - q.numpy().mean(axis=1))
+    loss = policy_loss((model.share(q) * q).sum(dim=1), log_prob, torch.tensor(0.2))
     assert float(loss) == pytest.approx(float(expected), rel=1e-5)
 
 
@@ -197,12 +186,10 @@ def test_resumed_run_is_identical(tmp_path: Path) -> None:
     def config(name: str, total: int) -> REDQConfig:
         return REDQConfig(**settings, run_dir=str(tmp_path / name), total_steps=total)
 
-    whole = train_redq(config("whole", 120), progress=False)
-    train_redq(config("cut", 77), progress=False)
-    again = resume(tmp_path / "cut", total_steps=120, progress=False)
-    models = [result.agent.state_dict()["model"].values() for result in (whole, again)]
-    pairs = zip(*models, strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
+    train_redq(config("whole", 120), progress=False)
+    train_redq(config("cut", 90), progress=False)
+    resume(tmp_path / "cut", total_steps=120, progress=False)
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
 
 # Bad input
@@ -222,6 +209,12 @@ def test_resumed_run_is_identical(tmp_path: Path) -> None:
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         REDQ("Pendulum-v1", **settings)
+
+
+def test_too_large_a_subset_in_the_shell(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "redq", "--num-critics", "3", "--subset-size", "4"]) == 2
+    message = "Setting 'subset_size' (4) must not exceed 'num_critics' (3).\n"
+    assert capsys.readouterr() == ("", message)
 
 
 def test_discrete_actions_name_dqn() -> None:

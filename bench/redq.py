@@ -7,13 +7,12 @@ Hopper's sizes (11 numbers seen, 3 moved), [256, 256], batch 256, M = 2, policy 
 
 import argparse
 import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
+from clock import alternate, fill_randomly
 from torch import Tensor, nn
 
 from rlbook.redq import REDQ
@@ -37,11 +36,7 @@ def make_agent(num_critics: int) -> REDQ:
     """An agent with random transitions to learn from."""
     keywords: dict[str, Any] = {"hidden": (HIDDEN, HIDDEN), "batch_size": BATCH}
     agent = REDQ("HopperSizes-v0", num_critics=num_critics, policy_delay=DELAY, **keywords)
-    generator, rows = np.random.default_rng(0), np.zeros(STORED, agent.replay.rows.dtype)
-    for name in ("obs", "next_obs", "reward"):
-        rows[name] = generator.normal(size=rows[name].shape)
-    rows["action"], rows["discount"] = generator.uniform(-1, 1, size=rows["action"].shape), 0.99
-    agent.replay.add(rows)
+    agent.replay.add(fill_randomly(np.zeros(STORED, agent.replay.rows.dtype)))
     return agent
 
 
@@ -151,18 +146,6 @@ class BareProducts:
                 torch.bmm(a, b, out=out)
 
 
-def medians(works: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
-    """Alternate between the works, so that all meet the same noise, and return their times."""
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for round_number in range(rounds + 1):
-        for name, work in works.items():
-            began = time.perf_counter()
-            work()
-            if round_number:  # the first warms up
-                times[name].append(time.perf_counter() - began)
-    return times
-
-
 def main() -> None:
     """Print medians, ratios, and how the cost grows with the ensemble."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -171,10 +154,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="torch threads of all")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    torch.set_flush_denormal(True)  # as `learn` does, and for all alike
     agent, count = make_agent(10), options.updates
     plain, skipping = ListOfNetworks(agent, skip=False), ListOfNetworks(agent, skip=True)
     bare = BareProducts(10)
-    times = medians(
+    times = alternate(
         {
             "rlbook": lambda: update_agent(agent, count),
             "list of networks": lambda: plain.run(count),
@@ -195,7 +179,7 @@ def main() -> None:
     )
     agents = {size: make_agent(size) for size in (2, 5, 10, 20)}
     works = {str(n): (lambda a=a: update_agent(a, count)) for n, a in agents.items()}
-    growth = medians(works, max(3, options.rounds // 2))
+    growth = alternate(works, max(3, options.rounds // 2))
     for name, values in growth.items():
         median = 1e3 * statistics.median(values) / count
         print(f"{'N = ' + name:>18}: {median:6.2f} ms, {median / int(name):.2f} ms a critic")

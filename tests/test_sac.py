@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -11,24 +12,28 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from critics import random_loss_inputs
+from helpers import assert_same_run
 from scipy.integrate import quad
 from torch import Tensor
 
+from rlbook.cli import main
+from rlbook.redq import REDQ
+from rlbook.replay import Batch
 from rlbook.run import resume
 from rlbook.sac import (
     SAC,
     ActionScale,
     Critics,
-    EnsembleForward,
     SACConfig,
     SACModel,
     log_slope,
     policy_loss,
+    policy_slopes,
     sac_loss,
     squashed_sample,
-    temperature_loss,
+    temperature_slope,
     train_sac,
-    unpack,
 )
 from rlbook.settings import make_config, read_settings, shipped_configs
 
@@ -149,37 +154,6 @@ def test_slope_has_finite_gradients() -> None:
 # The critics
 
 
-def plain_critics(critics: Critics, x: Tensor) -> Tensor:
-    """The same networks one by one, with autograd's own backward."""
-    outputs, layers = [], unpack(critics.weights, critics.sizes)
-    for member in range(len(critics.weights)):
-        h = x
-        for i, (weight, bias) in enumerate(layers):
-            h = h @ weight[member] + bias[member]
-            h = torch.relu(h) if i < len(layers) - 1 else h
-        outputs.append(h)
-    return torch.cat(outputs, dim=1)
-
-
-@pytest.mark.parametrize("hidden", [(7, 5), (6,), (4, 4, 4), ()])
-def test_critics_are_separate_networks(hidden: tuple[int, ...]) -> None:
-    torch.manual_seed(0)
-    critics = Critics(3, 2, hidden, members=4).double()
-    x = torch.randn(6, 5, dtype=torch.float64, requires_grad=True)
-    ours, plain = critics(x[:, :3], x[:, 3:]), plain_critics(critics, x)
-    assert ours.shape == (6, 4)
-    torch.testing.assert_close(ours, plain)
-    direction = torch.randn_like(plain)
-    inputs: list[Any] = [x, critics.weights]
-    for a, b in zip(
-        torch.autograd.grad((ours * direction).sum(), inputs),
-        torch.autograd.grad((plain * direction).sum(), inputs),
-        strict=True,
-    ):
-        torch.testing.assert_close(a, b)
-    assert torch.autograd.gradcheck(EnsembleForward.apply, (*inputs, critics.sizes))
-
-
 def test_chosen_critics_are_columns_of_all() -> None:
     critics = Critics(3, 2, (8, 8), members=5)
     obs, action, chosen = torch.randn(4, 3), torch.randn(4, 2), torch.tensor([3, 0])
@@ -194,33 +168,18 @@ def test_critics_that_only_judge_get_no_gradient() -> None:
     assert all(weight.grad is None for weight in critics.parameters())
 
 
-def test_policy_maximises_the_smaller_critic() -> None:
-    model = SACModel(3, 2, (8,))
-    obs, action = torch.randn(6, 3), torch.rand(6, 2)
-    torch.testing.assert_close(model.value(obs, action), model.critics(obs, action).min(1).values)
+def test_policy_listens_to_the_smaller_critic() -> None:
+    model, q = SACModel(3, 2, (8,)), torch.randn(6, 2)
+    torch.testing.assert_close((model.share(q) * q).sum(dim=1), q.min(dim=1).values)
+    assert torch.equal(model.share(torch.zeros(4, 2)).sum(dim=1), torch.ones(4))  # a tie is one
 
 
 # The losses
 
 
-def random_loss_inputs(generator: np.random.Generator, batch: int, critics: int) -> dict[str, Any]:
-    """Tensors of the right shapes, a third of the steps terminated."""
-    numbers = {
-        "q": generator.normal(size=(batch, critics)),
-        "reward": generator.normal(size=batch),
-        "discount": generator.uniform(0.9, 1, size=batch),
-        "terminated": generator.random(batch) < 1 / 3,
-        "next_q": generator.normal(size=(batch, critics)),
-        "next_log_prob": generator.normal(size=batch),
-        "alpha": np.array(0.3),
-    }
-    return {name: torch.from_numpy(np.asarray(value)) for name, value in numbers.items()}
-
-
 def test_loss_is_that_of_numpy() -> None:
-    generator = np.random.default_rng(0)
     for batch in (1, 7, 64):
-        inputs = random_loss_inputs(generator, batch, 2)
+        inputs = random_loss_inputs(batch, batch, 2, 2)
         loss, metrics = sac_loss(**inputs)
         x = {name: value.numpy() for name, value in inputs.items()}
         soft = x["next_q"].min(axis=1) - x["alpha"] * x["next_log_prob"]
@@ -234,14 +193,14 @@ def test_loss_is_that_of_numpy() -> None:
 
 @pytest.mark.parametrize("name", ["reward", "discount", "terminated", "next_log_prob"])
 def test_loss_refuses_shapes_that_would_broadcast(name: str) -> None:
-    inputs = random_loss_inputs(np.random.default_rng(0), 8, 2)
+    inputs = random_loss_inputs(0, 8, 2, 2)
     inputs[name] = inputs[name].unsqueeze(1)
     with pytest.raises(ValueError, match=name):
         sac_loss(**inputs)
 
 
 def test_loss_refuses_values_of_another_batch() -> None:
-    inputs = random_loss_inputs(np.random.default_rng(0), 8, 2)
+    inputs = random_loss_inputs(0, 8, 2, 2)
     with pytest.raises(ValueError, match="next_q"):
         sac_loss(**{**inputs, "next_q": inputs["next_q"].t()})
     with pytest.raises(ValueError, match="log_prob"):
@@ -250,10 +209,21 @@ def test_loss_refuses_values_of_another_batch() -> None:
 
 @pytest.mark.parametrize(("entropy", "sign"), [(-3.0, 1), (1.0, -1)])
 def test_temperature_rises_while_entropy_is_too_low(entropy: float, sign: int) -> None:
-    log_alpha = torch.zeros((), requires_grad=True)
-    temperature_loss(log_alpha, torch.full((4,), -entropy), target_entropy=-1.0).backward()
-    assert log_alpha.grad is not None
-    assert -log_alpha.grad.sign() == sign  # the step is against the gradient
+    slope = temperature_slope(torch.full((4,), -entropy), target_entropy=-1.0)
+    assert -slope.sign() == sign  # the step is against the slope
+
+
+def test_slopes_of_the_policy_are_those_of_autograd() -> None:
+    torch.manual_seed(0)
+    mean, log_std, noise = torch.randn(3, 8, 2, dtype=torch.float64)
+    mean, log_std = mean.requires_grad_(), log_std.requires_grad_()
+    action, log_prob = squashed_sample(mean, log_std, noise)
+    q, alpha = (action.square() + action.prod(dim=1, keepdim=True)).sum(dim=1), torch.tensor(0.3)
+    (q_slope,) = torch.autograd.grad(q.sum(), action, retain_graph=True)
+    expected = torch.autograd.grad(policy_loss(q, log_prob, alpha), [mean, log_std])
+    with torch.no_grad():
+        found = policy_slopes(action, log_std.exp() * noise, q_slope, alpha) / len(noise)
+    torch.testing.assert_close(found, torch.cat(expected, dim=1))
 
 
 # The agent
@@ -316,14 +286,42 @@ def test_one_update_moves_all_parts_and_reports() -> None:
     assert list(result.metrics) == names
 
 
-def test_policy_gradient_does_not_reach_the_critics() -> None:
-    agent = probe_agent({"policy_delay": 2})
+def autograd_gradients(agent: SAC, batch: Batch, noise: Tensor) -> list[Tensor]:
+    """The gradients of critics, actor and temperature, from the losses by autograd alone."""
+    model, alpha = agent.model, agent.log_alpha.exp()
+    log_alpha = agent.log_alpha.clone().requires_grad_()
+    next_noise, noise = noise.chunk(2)
+    with torch.no_grad():
+        next_action, next_log_prob = squashed_sample(*model.policy(batch.next_obs), next_noise)
+        next_q = agent.target(batch.next_obs, next_action, agent.choose_critics())
+    q = model.critics(batch.obs, batch.action)
+    reward, discount, terminated = batch.reward, batch.discount, batch.terminated
+    loss, _ = sac_loss(q, reward, discount, terminated, next_q, next_log_prob, alpha)
+    action, log_prob = squashed_sample(*model.policy(batch.obs), noise)
+    values = model.critics(batch.obs, action, learn=False)
+    value = values.amin(dim=1) if agent.name == "sac" else values.mean(dim=1)
+    total = loss + policy_loss(value, log_prob, alpha)
+    total = total - log_alpha * (log_prob.detach() + agent.target_entropy).mean()
+    return list(torch.autograd.grad(total, [model.critics.weights, model.actor.weights, log_alpha]))
+
+
+@pytest.mark.parametrize("agent_class", [SAC, REDQ])
+@pytest.mark.parametrize("wide", [False, True])
+def test_update_follows_the_gradient_of_the_losses(agent_class: type[SAC], wide: bool) -> None:
+    settings = {**SMALL, "policy_delay": 1, "updates_per_step": 1, "initial_alpha": 0.2}
+    agent = agent_class("Pendulum-v1", **settings)
     agent.learn(64, progress=False)
-    batch = agent.sample()
-    loss, _ = agent.improve(batch.obs, torch.zeros_like(batch.action), torch.tensor(0.1))
-    loss.backward()
-    assert all(weight.grad is None for weight in agent.model.critics.parameters())
-    assert all(weight.grad is not None for weight in agent.model.actor.parameters())
+    if wide:  # the log std of some actions is held at its limit
+        agent.model.actor.weights.data[:, -1] = 2.0
+    batch, state = agent.sample(), agent.noise.get_state()
+    noise = torch.empty(2 * len(batch.reward), 1).normal_(generator=agent.noise)
+    expected = autograd_gradients(agent, batch, noise)
+    agent.noise.set_state(state)
+    agent.update(batch)
+    parts = [agent.model.critics.weights, agent.model.actor.weights, agent.log_alpha]
+    for part, gradient in zip(parts, expected, strict=True):
+        assert part.grad is not None
+        torch.testing.assert_close(part.grad, gradient, atol=1e-5, rtol=1e-4)
 
 
 def test_fixed_temperature_stays() -> None:
@@ -392,15 +390,9 @@ def test_resumed_run_is_identical(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             train_sac(config("cut"), progress=False)
     again = resume(tmp_path / "cut", progress=False)
     assert again.metrics == whole.metrics
-    lines = [(tmp_path / name / "metrics.jsonl").read_text() for name in ("whole", "cut")]
-    assert lines[0] == lines[1]
-    assert {"global_step", "eval_return_mean"} <= json.loads(lines[0].splitlines()[-1]).keys()
-    states = [result.agent.state_dict() for result in (whole, again)]
-    for part in ("model", "target"):
-        for a, b in zip(states[0][part].values(), states[1][part].values(), strict=True):
-            assert torch.equal(a, b)
-    assert torch.equal(states[0]["replay"]["rows"], states[1]["replay"]["rows"])
-    assert torch.equal(states[0]["noise"], states[1]["noise"])
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")  # buffer and noise included
+    last = (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()[-1]
+    assert {"global_step", "eval_return_mean"} <= json.loads(last).keys()
 
 
 # Bad input
@@ -449,6 +441,57 @@ def test_numbers_that_are_not_finite_name_the_step(broken: str) -> None:
 def test_settings_out_of_range_are_refused(name: str, value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SACConfig(**{name: value})
+
+
+def shell_mistake(line: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a line that is wrong and return the one sentence that says so."""
+    code = main(shlex.split(line))
+    out, err = capsys.readouterr()
+    assert code == 2 and err.count("\n") == 1 and "Traceback" not in err
+    assert "Done" not in out
+    return str(err)
+
+
+@pytest.mark.parametrize("algo", ["sac", "redq"])
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--env-id CartPole-v1", "discrete actions (Discrete(2))"),
+        ("--env-id CartPole-v1", "try dqn"),
+        ("--env-id Probe-v0 --env-kwargs '{low: -.inf}'", "without finite bounds on both sides"),
+        ("--env-id Probe-v0 --env-kwargs '{high: .inf}'", "without finite bounds on both sides"),
+        ("--env-id Probe-v0 --env-kwargs '{low: 1.0}'", "cannot vary between real bounds"),
+        ("--updates-per-step 0", "Setting 'updates_per_step' must be at least 1, not 0."),
+        ("--policy-delay 0", "Setting 'policy_delay' must be at least 1, not 0."),
+        ("--initial-alpha 0", "Setting 'initial_alpha' must be above 0, not 0.0."),
+        ("--env-id Probe-v0 --env-kwargs '{broken: reward}'", "reward that is not finite, step 2"),
+        ("--env-id Probe-v0 --env-kwargs '{broken: observation}'", "not finite, step 2"),
+    ],
+)
+def test_mistakes_in_the_shell_are_one_sentence(
+    algo: str, flags: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert message in shell_mistake(f"train {algo} {flags}", capsys)
+
+
+def test_a_session_in_the_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tiny = "--hidden 8 --batch-size 16 --warmup-steps 32 --eval-every 0"
+    for algo in ("sac", "redq"):
+        extra = "--num-critics 3 --updates-per-step 2" if algo == "redq" else ""
+        run = f"--run-dir runs/{algo} --total-steps 40"
+        assert main(shlex.split(f"train {algo} --config pendulum {tiny} {extra} {run}")) == 0
+        assert main(shlex.split(f"resume runs/{algo} --total-steps 45")) == 0
+        assert main(shlex.split(f"evaluate runs/{algo} --episodes 1")) == 0
+        capsys.readouterr()
+        assert main(["predict", f"runs/{algo}", "--observation", "[1, 0, 0.5]"]) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert -2 <= answer["action"][0] <= 2
+        assert len(answer["q_values"]) == (2 if algo == "sac" else 3)  # one of each critic
 
 
 def test_shipped_pendulum_config_makes_an_agent() -> None:

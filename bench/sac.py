@@ -5,12 +5,12 @@
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
 
 import numpy as np
 import stable_baselines3
 import torch
+from clock import alternate, fill_randomly
 from stable_baselines3 import SAC as SB3SAC
 from stable_baselines3.common.logger import configure
 
@@ -22,11 +22,7 @@ HIDDEN, BATCH, STORED = (256, 256), 256, 5_000
 def make_rlbook() -> SAC:
     """An agent of this book with random transitions to learn from."""
     agent = SAC("Pendulum-v1", hidden=HIDDEN, batch_size=BATCH)
-    generator, rows = np.random.default_rng(0), np.zeros(STORED, agent.replay.rows.dtype)
-    for name in ("obs", "next_obs", "reward"):
-        rows[name] = generator.normal(size=rows[name].shape)
-    rows["action"], rows["discount"] = generator.uniform(-1, 1, size=rows["action"].shape), 0.99
-    agent.replay.add(rows)
+    agent.replay.add(fill_randomly(np.zeros(STORED, agent.replay.rows.dtype)))
     return agent
 
 
@@ -43,13 +39,6 @@ def make_sb3() -> SB3SAC:
     return agent
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """Time one call."""
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
-
-
 def main() -> None:
     """Alternate between the two, so that both meet the same noise, and print medians and ratio."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -58,17 +47,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="torch threads of both")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    torch.set_flush_denormal(True)  # as `learn` does, and for all alike
     ours, theirs, count = make_rlbook(), make_sb3(), options.updates
     works: dict[str, Callable[[], object]] = {
         "rlbook": lambda: [ours.update(ours.sample()) for _ in range(count)],
         "stable-baselines3": lambda: theirs.train(gradient_steps=count, batch_size=BATCH),
     }
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for work in works.values():  # warm up
-        work()
-    for _ in range(options.rounds):
-        for name, work in works.items():
-            times[name].append(seconds(work) / count)
+    rounds = alternate(works, options.rounds)
+    times = {name: [x / count for x in values] for name, values in rounds.items()}
     for name, values in times.items():
         low, high = min(values), max(values)
         median = statistics.median(values)

@@ -1,0 +1,416 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Ensembles: several networks as one
+#
+# The agents of the next chapters ask several critics for their opinion: SAC two, REDQ ten. You
+# could keep a list of networks. Here you build one object that holds them all, with its forward
+# and its backward pass written out, because the critics are where those agents spend their time.
+# At the end you have networks side by side whose weights are the rows of one matrix, and a
+# gradient that you derived yourself.
+#
+# | | |
+# |---|---|
+# | the same as [the MLP of DQN](dqn.ipynb) | linear layers with ReLU between them |
+# | different | many networks at once; one tensor of weights; the backward pass by hand |
+
+# %%
+#| export
+import math
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# %% [markdown]
+# The cells that are not part of the library need a little more.
+
+# %%
+import time
+from collections.abc import Callable
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from rlbook.agent import torch_for_learning
+from rlbook.dqn import MLP
+from rlbook.figures import COLORS, PALETTE, use_style
+
+use_style()
+
+# %% [markdown]
+# ## The problem: ten networks, ten times the fuss
+#
+# A list of networks is the first thing to try, and it works. But each network brings its own dozen
+# of operations, forward, backward and in the optimiser, and each operation costs some microseconds
+# before it has multiplied anything. Count the tensors that an optimiser has to visit for ten
+# critics, and time one gradient for a batch of 128:
+
+# %%
+WIDTHS, BATCH = (14, 64, 64, 1), 128
+
+
+def list_gradient(networks: list[MLP], x: torch.Tensor) -> None:
+    """Find the gradient of the sum of squares of all outputs, network by network."""
+    loss = torch.stack([network(x).square().sum() for network in networks]).sum()
+    for network in networks:
+        network.zero_grad()
+    loss.backward()
+
+
+def milliseconds(work: Callable[[], object], repeat: int = 30) -> float:
+    """Return the median time of one call on one core."""
+    times = []
+    with torch_for_learning(1):
+        for _ in range(repeat):
+            began = time.perf_counter()
+            work()
+            times.append(1e3 * (time.perf_counter() - began))
+    return float(np.median(times))
+
+
+networks, x = [MLP(WIDTHS) for _ in range(10)], torch.randn(BATCH, WIDTHS[0])
+print(sum(len(list(network.parameters())) for network in networks), "tensors of weights,",
+      f"{milliseconds(lambda: list_gradient(networks, x)):.2f} ms for one gradient")
+
+# %% [markdown]
+# ## One matrix for all weights
+#
+# Each network, a *member*, is a row, in which lie all its weights and biases, layer after layer.
+# Views of the matrix are the layers, `(members, inputs, outputs)`, and one batched product serves
+# all members. An optimiser then has one tensor to move, target networks follow in one operation,
+# and a few members are a few rows.
+#
+# By hand: layers of 2 → 1 and 1 → 1 have $2 + 1$ and $1 + 1$ numbers, together 5, so two members
+# are a matrix of 2 × 5.
+
+# %%
+#| export
+Sizes = tuple[tuple[int, int], ...]  # inputs and outputs of each layer
+
+
+def unpack(weights: Tensor, sizes: Sizes) -> list[tuple[Tensor, Tensor]]:
+    """View rows of weights, one a member, as weight (members, inputs, outputs) and bias a layer."""
+    counts = [count for inputs, outputs in sizes for count in (inputs * outputs, outputs)]
+    parts = iter(weights.split(counts, dim=1))
+    return [(next(parts).view(-1, *size), next(parts).unsqueeze(1)) for size in sizes]
+
+# %%
+rows = torch.tensor([[1.0, 1.0, 0.0, 1.0, 0.0], [1.0, 1.0, 0.0, 2.0, 0.0]])
+SIZES = ((2, 1), (1, 1))
+(first, first_bias), (last, last_bias) = unpack(rows, SIZES)
+assert first.shape == (2, 2, 1) and first_bias.shape == (2, 1, 1)
+assert last.flatten().tolist() == [1.0, 2.0]
+first_bias += 0.5  # a view: the row changes with it
+assert rows[:, 2].tolist() == [0.5, 0.5]
+first_bias -= 0.5
+
+# %% [markdown]
+# ## Forward
+#
+# Every member sees the same inputs. The pass keeps the input of each layer, $h_0 = x$, $h_1$, …,
+# because the way back needs them. Two details are for speed. ReLU works in place. And the last
+# layer is computed as rows, $w^\top h^\top$: for one or two outputs that is several times as fast
+# as $h\,w$, a matrix times a thin column.
+#
+# By hand, with the two rows above: for $x = (0.5, 0.25)$ the hidden unit is 0.75, so the members
+# say 0.75 and 1.5; for $x = (0.5, -1)$ ReLU is shut and both say 0.
+
+# %%
+#| export
+def ensemble_forward(x: Tensor, weights: Tensor, sizes: Sizes) -> tuple[Tensor, list[Tensor]]:
+    """Return outputs (members, batch, outputs) for x (batch, inputs), and the layers' inputs."""
+    *hidden, (last, last_bias) = unpack(weights, sizes)
+    kept = [x.expand(len(weights), *x.shape)]  # (members, batch, inputs), not copied
+    for weight, bias in hidden:
+        kept.append(torch.baddbmm(bias, kept[-1], weight).relu_())
+    return torch.baddbmm(last_bias.mT, last.mT, kept[-1].mT).mT, kept
+
+# %%
+x = torch.tensor([[0.5, 0.25], [0.5, -1.0]])
+out, kept = ensemble_forward(x, rows, SIZES)
+assert out.squeeze(2).tolist() == [[0.75, 0.0], [1.5, 0.0]]  # (members, batch)
+assert kept[1].squeeze(2).tolist() == [[0.75, 0.0], [0.75, 0.0]]
+
+# %% [markdown]
+# ## Backward
+#
+# Say you know $\delta$, the slope of a loss with respect to the outputs. The chain rule goes back
+# layer by layer. With $h$ the input of a layer and $\delta$ the slope at its output,
+#
+# $$\frac{\partial}{\partial W} = h^\top \delta, \qquad
+# \frac{\partial}{\partial b} = \sum_{\text{batch}} \delta, \qquad
+# \delta \leftarrow \delta\, W^\top \text{, and zero where ReLU was shut } (h = 0).$$
+#
+# Both gradients are wanted when critics learn; when they only judge, while a policy learns, the
+# slope with respect to their input is enough, and the gradients of the weights, a third of all
+# products, are never computed.
+#
+# By hand: let the loss be the sum of all outputs, so $\delta = 1$. The second example has ReLU
+# shut. For the first, the slope with respect to $x$ is $(1, 1)$ in the first member and $(2, 2)$
+# in the second, in sum $(3, 3)$. The second member's output weight gets its input, 0.75, its
+# output bias gets 2, one for each example, and its first layer gets $2x = (1, 0.5)$ and 2.
+
+# %%
+#| export
+def ensemble_backward(
+    delta: Tensor,  # (members, batch, outputs), the slope of the loss at the outputs
+    kept: list[Tensor],
+    weights: Tensor,
+    sizes: Sizes,
+    wants_x: bool = False,
+    wants_weights: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Return the slopes with respect to x (batch, inputs) and to the weights, empty if unwanted."""
+    layers, last = unpack(weights, sizes), len(sizes) - 1
+    gradient = torch.empty_like(weights) if wants_weights else weights.new_empty(0)
+    slots = unpack(gradient, sizes) if wants_weights else []
+    for i in reversed(range(len(layers))):
+        weight = layers[i][0]
+        if slots:
+            slot, bias_slot = slots[i]
+            if i == last:  # thin: rows again
+                torch.bmm(delta.mT, kept[i], out=slot.mT)
+            else:
+                torch.bmm(kept[i].mT, delta, out=slot)
+            torch.sum(delta, dim=1, keepdim=True, out=bias_slot)
+        if i or wants_x:
+            delta = delta * weight.mT if delta.shape[2] == 1 else torch.bmm(delta, weight.mT)
+        if i:  # where ReLU was shut, nothing passes
+            shut = torch.ops.aten.threshold_backward.grad_input
+            shut(delta, kept[i], 0, grad_input=delta)
+    return (delta.sum(dim=0) if wants_x else weights.new_empty(0)), gradient
+
+# %%
+slope_x, slope_rows = ensemble_backward(torch.ones_like(out), kept, rows, SIZES, wants_x=True)
+assert slope_x.tolist() == [[3.0, 3.0], [0.0, 0.0]]
+assert slope_rows[1].tolist() == [1.0, 0.5, 2.0, 0.75, 2.0]
+
+# %% [markdown]
+# ## For autograd, too
+#
+# Where a network is one part of a larger computation, autograd should call these two functions by
+# itself. That takes a class with a `forward`, which leaves in `ctx` what `backward` needs:
+
+# %%
+#| export
+class EnsembleFunction(torch.autograd.Function):
+    """The two passes, as one operation that autograd knows how to go back through."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Tensor, sizes: Sizes) -> Tensor:
+        """Run all members on the same inputs."""
+        out, kept = ensemble_forward(x, weights, sizes)
+        ctx.save_for_backward(weights, *kept)
+        ctx.sizes = sizes
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the slopes with respect to inputs and weights, but for those nobody wants."""
+        weights, *kept = ctx.saved_tensors
+        wants = ctx.needs_input_grad[:2]
+        slopes = ensemble_backward(delta, kept, weights, ctx.sizes, *wants)
+        return *(slope if want else None for slope, want in zip(slopes, wants, strict=True)), None
+
+# %% [markdown]
+# That the passes are right for any sizes is checked against finite differences:
+
+# %%
+WIDE = tuple(pairwise((5, 7, 6, 2)))
+numbers = sum((inputs + 1) * outputs for inputs, outputs in WIDE)
+pair = (torch.randn(6, 5).double().requires_grad_(), torch.randn(4, numbers).double())
+assert torch.autograd.gradcheck(EnsembleFunction.apply, (pair[0], pair[1].requires_grad_(), WIDE))
+
+# %% [markdown]
+# ## The module
+#
+# `Ensemble` owns the matrix. Weights start as those of `nn.Linear` do, uniform within
+# $1/\sqrt{\text{inputs}}$. `outputs` is for autograd, and computes only the `chosen` members if
+# you name some; `run` and the two kinds of slopes are for going through by hand.
+
+# %%
+#| export
+class Ensemble(nn.Module):
+    """Networks of the same widths side by side; the weights of each are a row of one matrix."""
+
+    def __init__(self, widths: tuple[int, ...], members: int) -> None:
+        super().__init__()
+        self.sizes: Sizes = tuple(pairwise(widths))
+        bounds = [(1 / math.sqrt(n), (n + 1) * m) for n, m in self.sizes]
+        rows = [torch.empty(members, count).uniform_(-bound, bound) for bound, count in bounds]
+        self.weights = nn.Parameter(torch.cat(rows, dim=1))  # (members, weights of one)
+
+    def outputs(self, x: Tensor, chosen: Tensor | None = None, learn: bool = True) -> Tensor:
+        """Return the outputs (members, batch, outputs); without `learn` the weights are fixed."""
+        weights = self.weights if learn else self.weights.detach()
+        weights = weights if chosen is None else weights[chosen]
+        return EnsembleFunction.apply(x, weights, self.sizes)
+
+    @torch.no_grad()
+    def run(self, x: Tensor, chosen: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
+        """Return the outputs of all or the chosen members, and what the way back needs."""
+        weights = self.weights if chosen is None else self.weights[chosen]
+        return ensemble_forward(x, weights, self.sizes)
+
+    @torch.no_grad()
+    def weight_slopes(self, delta: Tensor, kept: list[Tensor]) -> Tensor:
+        """Return the slopes with respect to the weights."""
+        return ensemble_backward(delta, kept, self.weights, self.sizes)[1]
+
+    @torch.no_grad()
+    def input_slopes(self, delta: Tensor, kept: list[Tensor]) -> Tensor:
+        """Return the slopes (batch, inputs) with respect to the inputs, summed over members."""
+        return ensemble_backward(delta, kept, self.weights, self.sizes, True, False)[0]
+
+# %%
+ensemble = Ensemble((5, 8, 8, 1), members=3)
+x = torch.randn(6, 5)
+assert ensemble.outputs(x).shape == (3, 6, 1)
+few = torch.tensor([2, 0])
+torch.testing.assert_close(ensemble.outputs(x, few), ensemble.outputs(x)[few])
+out, kept = ensemble.run(x)
+ensemble.outputs(x).square().sum().backward()
+torch.testing.assert_close(ensemble.weight_slopes(2 * out, kept), ensemble.weights.grad)
+
+# %% [markdown]
+# ## What it buys
+#
+# The same gradient, for one to twenty networks, as a list under autograd and as an ensemble by
+# hand. On a CPU a batched product is no faster than a loop of products, since the arithmetic is
+# the same: what is saved is everything around it.
+
+# %%
+def ensemble_gradient(ensemble: Ensemble, x: torch.Tensor) -> None:
+    """Find the gradient of the sum of squares of all outputs, all members at once."""
+    out, kept = ensemble.run(x)
+    ensemble.weights.grad = ensemble.weight_slopes(2 * out, kept)
+
+
+MEMBERS, x = (1, 2, 5, 10, 20), torch.randn(BATCH, WIDTHS[0])
+lists = {n: [MLP(WIDTHS) for _ in range(n)] for n in MEMBERS}
+whole = {n: Ensemble(WIDTHS, n) for n in MEMBERS}
+as_list = [milliseconds(lambda n=n: list_gradient(lists[n], x)) for n in MEMBERS]
+as_one = [milliseconds(lambda n=n: ensemble_gradient(whole[n], x)) for n in MEMBERS]
+fig, ax = plt.subplots()
+ax.plot(MEMBERS, as_list, marker="o", color=COLORS["reference"], label="list, autograd")
+ax.plot(MEMBERS, as_one, marker="o", color=PALETTE[0], label="ensemble, by hand")
+ax.set(xlabel="networks", ylabel="time of one gradient (ms)", xticks=MEMBERS, ylim=(0, None))
+ax.legend()
+print("the list takes", ", ".join(f"{a / b:.1f}" for a, b in zip(as_list, as_one, strict=True)),
+      "times as long")
+assert as_one[-1] < as_list[-1]
+
+# %% [markdown]
+# The advantage is largest for small networks. With two layers of 256 units the products rule, and
+# both come close to what the processor can multiply; `make bench` measures that.
+#
+# ## Honest edges
+#
+# - Only ReLU, only fully connected layers, and one input for all members.
+# - `threshold_backward` is the operation behind the gradient of `torch.relu`; it is called here with
+#   an output to write into, to save a pass over memory.
+# - On a GPU a batched product does pay, and the reasons of this chapter are others there.
+#
+# ## Exercises
+#
+# **Exercise 1.** How many numbers are in a row for the critics of the next chapters on Pendulum,
+# with 3 numbers seen, 1 moved, and two layers of 256?
+#
+# <details>
+# <summary>Solution</summary>
+#
+# $(4 + 1)\cdot 256 + (256 + 1)\cdot 256 + (256 + 1)\cdot 1 = 1280 + 65792 + 257 = 67329$.
+#
+# ```python
+# assert Ensemble((4, 256, 256, 1), members=2).weights.shape == (2, 67_329)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 2.** Count the products of a batch with a 256 × 256 matrix that one gradient of one
+# member takes with these layers: forward, for the weights, for the way back. Which can be left out
+# when the member only judges?
+#
+# <details>
+# <summary>Solution</summary>
+#
+# One forward, one for the gradient of the middle weights ($h^\top\delta$), one to bring $\delta$
+# back through them: three. A member that judges needs the first and the last. The thin first and
+# last layers hardly count.
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 3 (a planted bug).** This backward pass for one hidden layer agrees with autograd on the
+# first example and not on the second. What is missing?
+
+# %%
+def buggy_slope(x: torch.Tensor, weights: torch.Tensor, sizes: Sizes) -> torch.Tensor:
+    (first, _), (last, _) = unpack(weights, sizes)
+    delta = torch.ones(len(weights), len(x), 1) * last.mT
+    return torch.bmm(delta, first.mT).sum(dim=0)
+
+
+for example in ([[0.5, 0.25]], [[0.5, -1.0]]):
+    x = torch.tensor(example, requires_grad=True)
+    EnsembleFunction.apply(x, rows, SIZES).sum().backward()
+    print(f"autograd {x.grad.tolist()}, by hand {buggy_slope(x.detach(), rows, SIZES).tolist()}")
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# The gate: δ has to be zero where ReLU was shut. The first example has the hidden unit open, so it
+# cannot tell. A test of a backward pass needs inputs on both sides of every kink, which is why the
+# check above takes random numbers of both signs:
+#
+# ```python
+# hidden = ensemble_forward(x, weights, sizes)[1][1]
+# delta = delta * (hidden > 0)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 4.** The bias enters by `baddbmm`. Could you do without biases by giving every layer's
+# input a last column of ones? What would it cost?
+#
+# <details>
+# <summary>Solution</summary>
+#
+# Yes: the bias becomes the last row of the weights, and its gradient comes with $h^\top\delta$. But
+# the column has to be written into every $h$, and 257 is an awkward width for a processor that
+# multiplies eight or sixteen numbers at a time.
+#
+# </details>
+
+# %% [markdown]
+# ## Use it
+#
+# ```python
+# from rlbook.ensemble import Ensemble
+#
+# critics = Ensemble((14, 256, 256, 1), members=10)
+# critics.outputs(x)                    # (10, batch, 1), for autograd
+# out, kept = critics.run(x)            # by hand
+# critics.weight_slopes(slope_of_out, kept)
+# ```
+#
+# ## References
+#
+# - D. Rumelhart, G. Hinton, R. Williams (1986). Learning representations by back-propagating errors.
+#   *Nature* 323.

@@ -1,0 +1,401 @@
+"""Made from book/sac.py: edit the chapter, then run `rlbook tangle`."""
+
+__all__ = [
+    "LOG_STD",
+    "SAC",
+    "ActionScale",
+    "Critics",
+    "Draw",
+    "SACConfig",
+    "SACModel",
+    "check_bounds",
+    "critic_loss",
+    "critic_slope",
+    "log_slope",
+    "policy_loss",
+    "policy_slopes",
+    "sac_loss",
+    "sac_target",
+    "squashed_sample",
+    "temperature_slope",
+    "train_sac",
+]
+
+# %% book/sac.py · SAC
+import copy
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rlbook.agent import Agent, Transition, UpdateResult
+from rlbook.dqn import check_shapes
+from rlbook.ensemble import Ensemble
+from rlbook.envs import derive_seed
+from rlbook.replay import Batch, ReplayBuffer, make_rows, to_batch, transition_dtype
+from rlbook.run import RunResult, train
+from rlbook.settings import Config, setting
+
+# %% book/sac.py · The squashed Gaussian
+LOG_STD = -20.0, 2.0  # the narrowest and the widest bell that the actor may propose
+
+
+def log_slope(u: Tensor) -> Tensor:
+    """Return log(1 - tanh(u)^2), and exactly so where tanh(u) rounds to 1."""
+    return 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))
+
+
+def squashed_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Turn standard normal noise into actions in (-1, 1) and the logs (batch,) of their density."""
+    u = mean + log_std.exp() * noise  # (batch, actions), before squashing
+    normal = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
+    return u.tanh(), (normal - log_slope(u)).sum(dim=1)
+
+
+# %% book/sac.py · The critics
+class Critics(Ensemble):
+    """An ensemble of Q-functions of one observation and one action."""
+
+    def __init__(self, inputs: int, actions: int, hidden: tuple[int, ...], members: int) -> None:
+        super().__init__((inputs + actions, *hidden, 1), members)
+
+    def forward(
+        self, obs: Tensor, action: Tensor, chosen: Tensor | None = None, learn: bool = True
+    ) -> Tensor:
+        """Return the values (batch, members) that all members, or the chosen ones, see."""
+        return self.outputs(torch.cat([obs, action], dim=1), chosen, learn).squeeze(2).t()
+
+
+# %% book/sac.py · The loss of the critics
+def sac_target(
+    reward: Tensor,
+    discount: Tensor,
+    terminated: Tensor,
+    next_q: Tensor,
+    next_log_prob: Tensor,
+    alpha: Tensor,
+) -> Tensor:
+    """Return reward plus discounted soft value: the smallest Q-value plus the bonus for entropy."""
+    next_value = next_q.amin(dim=1) - alpha * next_log_prob
+    return reward + discount * ~terminated * next_value
+
+
+def critic_loss(q: Tensor, target: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the squared distance of q (batch, critics) from the target (batch,), and metrics."""
+    check_shapes(len(q), target=target)
+    wanted, values = target.unsqueeze(1).expand_as(q), q.detach()
+    loss = nn.functional.mse_loss(q, wanted, reduction="sum") / len(q)
+    metrics = {
+        "loss": loss.detach(),
+        "q_mean": values.mean(),
+        "target_mean": target.mean(),
+        "td_error_abs": (values - wanted).abs().mean(),
+    }
+    return loss, metrics
+
+
+def critic_slope(q: Tensor, target: Tensor) -> Tensor:
+    """Return the slope (batch, critics) of `critic_loss` at the values."""
+    return (q - target.unsqueeze(1)).mul_(2 / len(q))
+
+
+def sac_loss(
+    q: Tensor,  # (batch, critics), with gradient
+    reward: Tensor,  # (batch,)
+    discount: Tensor,  # (batch,)
+    terminated: Tensor,  # (batch,)
+    next_q: Tensor,  # (batch, any number of critics), of the target critics
+    next_log_prob: Tensor,  # (batch,)
+    alpha: Tensor,  # ()
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the mean squared TD error, summed over the critics, and named metrics."""
+    vectors = {"reward": reward, "discount": discount, "terminated": terminated}
+    check_shapes(len(q), **vectors, next_log_prob=next_log_prob)
+    if next_q.ndim != 2 or len(next_q) != len(q):
+        raise ValueError(f"next_q must be ({len(q)}, critics), not {tuple(next_q.shape)}.")
+    with torch.no_grad():
+        target = sac_target(reward, discount, terminated, next_q, next_log_prob, alpha)
+    return critic_loss(q, target)
+
+
+# %% book/sac.py · The loss of the policy, and the temperature
+def policy_loss(value: Tensor, log_prob: Tensor, alpha: Tensor) -> Tensor:
+    """Return the mean of the entropy's price minus the value, both (batch,)."""
+    check_shapes(len(value), value=value, log_prob=log_prob)
+    return (alpha * log_prob - value).mean()
+
+
+def policy_slopes(action: Tensor, spread: Tensor, q_slope: Tensor, alpha: Tensor) -> Tensor:
+    """Return the slopes (batch, 2 * actions) of each sample's loss, at mean and log std."""
+    at_mean = 2 * alpha * action - q_slope * (1 - action.square())
+    return torch.cat([at_mean, at_mean * spread - alpha], dim=1)  # spread: std times noise
+
+
+def temperature_slope(log_prob: Tensor, target_entropy: float) -> Tensor:
+    """Return the slope at log alpha: negative while the entropy is below its target."""
+    return -(log_prob.mean() + target_entropy)
+
+
+# %% book/sac.py · The model
+@dataclass(slots=True)
+class Draw:
+    """Actions that the actor drew, and what the way back to its weights needs."""
+
+    action: Tensor  # (batch, actions)
+    log_prob: Tensor  # (batch,)
+    spread: Tensor  # (batch, actions), standard deviation times noise
+    free: Tensor  # (batch, actions), whether log std was not held
+    kept: list[Tensor]  # the inputs of the actor's layers
+
+    def rows(self, rows: slice) -> "Draw":
+        """Return some rows of the batch."""
+        action, log_prob = self.action[rows], self.log_prob[rows]
+        kept = [x[:, rows] for x in self.kept]
+        return Draw(action, log_prob, self.spread[rows], self.free[rows], kept)
+
+
+class SACModel(nn.Module):
+    """An actor that proposes actions in (-1, 1), and critics that value them."""
+
+    def __init__(
+        self, inputs: int, actions: int, hidden: tuple[int, ...], num_critics: int = 2
+    ) -> None:
+        super().__init__()
+        self.actor = Ensemble((inputs, *hidden, 2 * actions), members=1)
+        self.critics = Critics(inputs, actions, hidden, num_critics)
+
+    def policy(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and log standard deviation (batch, actions) of the Gaussian."""
+        mean, log_std = self.actor.outputs(obs)[0].chunk(2, dim=1)
+        return mean, log_std.clamp(*LOG_STD)
+
+    @torch.no_grad()
+    def draw(self, obs: Tensor, noise: Tensor) -> Draw:
+        """Turn noise (batch, actions) into actions."""
+        out, kept = self.actor.run(obs)
+        mean, log_std = out[0].chunk(2, dim=1)
+        held = log_std.clamp(*LOG_STD)
+        action, log_prob = squashed_sample(mean, held, noise)
+        return Draw(action, log_prob, held.exp() * noise, held == log_std, kept)
+
+    def actor_slopes(self, draw: Draw, q_slope: Tensor, alpha: Tensor) -> Tensor:
+        """Return the slopes of the policy's loss at the actor's weights."""
+        at_mean, at_log_std = policy_slopes(draw.action, draw.spread, q_slope, alpha).chunk(2, 1)
+        slopes = torch.cat([at_mean, at_log_std * draw.free], dim=1) / len(q_slope)
+        return self.actor.weight_slopes(slopes.unsqueeze(0), draw.kept)
+
+    def share(self, q: Tensor) -> Tensor:
+        """Return how much each critic (batch, critics) counts for the policy: the lowest alone."""
+        return torch.zeros_like(q).scatter_(1, q.argmin(dim=1, keepdim=True), 1.0)
+
+    def opinions(self, q: Tensor) -> dict[str, Tensor]:
+        """Return more metrics of the values (batch, critics); two critics need none."""
+        return {}
+
+
+# %% book/sac.py · Bounds
+def check_bounds(env_id: str, space: gym.spaces.Box) -> None:
+    """Raise unless each action has a lower and a higher bound, both finite."""
+    if not space.is_bounded("both"):
+        raise ValueError(
+            f"{env_id!r} has actions without finite bounds on both sides ({space}): give it such "
+            "bounds, for example with gymnasium.wrappers.TransformAction."
+        )
+    if not (space.low < space.high).all() or np.dtype(space.dtype).kind != "f":
+        raise ValueError(f"{env_id!r} has actions that cannot vary between real bounds ({space}).")
+
+
+class ActionScale:
+    """Between the actions (-1, 1) of the policy and those of the environment."""
+
+    def __init__(self, space: gym.spaces.Box) -> None:
+        self.low, self.high = space.low, space.high
+        low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+        self.center, self.half = low / 2 + high / 2, high / 2 - low / 2
+
+    def to_env(self, action: np.ndarray) -> np.ndarray:
+        """Map (-1, 1) to the bounds, and never a rounding error beyond them."""
+        scaled = (self.center + self.half * action).astype(self.low.dtype)
+        return np.clip(scaled, self.low, self.high)
+
+    def from_env(self, action: np.ndarray) -> np.ndarray:
+        """Map the bounds to (-1, 1)."""
+        return (action - self.center) / self.half
+
+
+# %% book/sac.py · Settings
+@dataclass(kw_only=True)
+class SACConfig(Config):
+    """The settings of SAC."""
+
+    env_id: str = setting("Pendulum-v1", "Gymnasium id; `module:Name-v0` imports the module first.")
+    hidden: tuple[int, ...] = setting((256, 256), "Units of each hidden layer.", low=1)
+    lr: float = setting(3e-4, "Learning rate of Adam, for actor, critics and temperature.", above=0)
+    batch_size: int = setting(256, "Transitions of one update.", low=1)
+    buffer_size: int = setting(100_000, "Transitions that the replay buffer holds.", low=1)
+    warmup_steps: int = setting(1_000, "Steps of random actions, without updates.", low=0)
+    updates_per_step: int = setting(1, "Updates per environment step (UTD).", low=1)
+    policy_delay: int = setting(1, "Updates of the critics per update of the policy.", low=1)
+    gamma: float = setting(0.99, "Discount of a reward one step later.", low=0, high=1)
+    tau: float = setting(0.005, "Fraction that the targets move per update.", above=0, high=1)
+    initial_alpha: float = setting(1.0, "Temperature at the start.", above=0)
+    learn_alpha: bool = setting(True, "Whether the temperature follows the entropy.")
+    target_entropy: float | None = setting(None, "Entropy to hold; by default -dim(actions).")
+
+    def check(self) -> None:
+        """Raise where settings contradict each other."""
+        if self.batch_size > self.buffer_size:
+            raise ValueError(
+                f"Setting 'batch_size' ({self.batch_size}) must not exceed 'buffer_size' "
+                f"({self.buffer_size})."
+            )
+
+
+# %% book/sac.py · The agent
+class SAC(Agent):
+    """An actor that learns what twin critics value, and to stay as random as it can afford."""
+
+    name: ClassVar[str] = "sac"
+    config_class: ClassVar[type[Config]] = SACConfig
+    actions: ClassVar[str] = "continuous"
+    parts: ClassVar[tuple[str, ...]] = ("model", "target", "optimizer", "replay")
+    config: SACConfig
+    action_space: gym.spaces.Box
+
+    def build(self) -> None:
+        """Make model, target critics, optimisers and buffer."""
+        config, space = self.config, self.action_space
+        check_bounds(config.env_id, space)
+        self.scale = ActionScale(space)
+        self.model = self.make_model(math.prod(self.observation_space.shape or ()), space.shape[0])
+        self.model.to(self.device)
+        self.target = copy.deepcopy(self.model.critics).requires_grad_(False)
+        self.log_alpha = torch.tensor(math.log(config.initial_alpha), device=self.device)
+        entropy = config.target_entropy
+        self.target_entropy = -float(space.shape[0]) if entropy is None else entropy
+        parameters = [*self.model.parameters(), self.log_alpha]
+        self.optimizer = torch.optim.Adam(parameters, lr=config.lr, fused=True)
+        normalised = gym.spaces.Box(-1, 1, space.shape)
+        dtype = transition_dtype(self.observation_space, normalised)
+        self.replay = ReplayBuffer(config.buffer_size, dtype, derive_seed(config.seed, "replay"))
+        self.noise = torch.Generator(self.device).manual_seed(derive_seed(config.seed, "noise"))
+
+    def make_model(self, inputs: int, actions: int) -> SACModel:
+        """Make actor and critics."""
+        return SACModel(inputs, actions, self.config.hidden)
+
+    @torch.inference_mode()
+    def act(
+        self, obs: np.ndarray, state: Any, episode_start: np.ndarray, explore: bool
+    ) -> tuple[np.ndarray, Any]:
+        """Draw an action from the policy, or take its middle; at first any within the bounds."""
+        shape = (len(obs), *self.action_space.shape)
+        if explore and self.global_step < self.config.warmup_steps:
+            return self.scale.to_env(self.generator.uniform(-1, 1, shape)), state
+        tensor = torch.as_tensor(obs, dtype=torch.float32, device=self.device)
+        u, log_std = self.model.policy(tensor)
+        if explore:
+            noise = torch.from_numpy(self.generator.standard_normal(shape, dtype=np.float32))
+            u = u + log_std.exp() * noise.to(self.device)
+        return self.scale.to_env(u.tanh().cpu().numpy()), state
+
+    @torch.inference_mode()
+    def q_values(self, obs: np.ndarray, action: np.ndarray | None = None) -> np.ndarray:
+        """Return what each critic (batch, critics) thinks of actions, or of the policy's own."""
+        chosen = self.predict(obs)[0] if action is None else action
+        pair = (obs, self.scale.from_env(chosen))
+        tensors = [torch.as_tensor(x, dtype=torch.float32, device=self.device) for x in pair]
+        return self.model.critics(*tensors).cpu().numpy()
+
+    def observe(self, transition: Transition) -> None:
+        """Store one step of all environments, actions scaled to (-1, 1)."""
+        self.replay.add(
+            make_rows(
+                self.replay.rows.dtype,
+                obs=transition.obs,
+                action=self.scale.from_env(transition.action),
+                reward=transition.reward,
+                next_obs=transition.next_obs,
+                terminated=transition.terminated,
+                discount=self.config.gamma,
+            )
+        )
+
+    def updates_due(self) -> int:
+        """Count the updates that the last steps call for, once the warm-up is over."""
+        config = self.config
+        if self.global_step <= config.warmup_steps or len(self.replay) < config.batch_size:
+            return 0
+        return config.num_envs * config.updates_per_step
+
+    def sample(self) -> Batch:
+        """Draw a batch from the replay buffer."""
+        return to_batch(self.replay.sample(self.config.batch_size), self.device)
+
+    def choose_critics(self) -> Tensor | None:
+        """Say which target critics judge the next action; None is all of them."""
+        return None
+
+    @torch.no_grad()
+    def update(self, batch: Batch) -> UpdateResult:
+        """Make one gradient step of the critics and, when it is due, one of the policy."""
+        due = (self.updates + 1) % self.config.policy_delay == 0
+        obs, next_obs, size = batch.obs.float(), batch.next_obs.float(), len(batch.reward)
+        seen = torch.cat([next_obs, obs]) if due else next_obs  # one pass of the actor for both
+        noise = self.model.actor.weights.new_empty(len(seen), *batch.action.shape[1:])
+        draw = self.model.draw(seen, noise.normal_(generator=self.noise))
+        alpha = self.log_alpha.exp()
+        metrics = self.teach_critics(obs, batch, next_obs, draw.rows(slice(size)), alpha)
+        self.model.actor.weights.grad = self.log_alpha.grad = None  # Adam leaves these alone
+        if due:
+            metrics |= self.teach_policy(obs, draw.rows(slice(size, None)), alpha)
+        self.optimizer.step()
+        self.target.weights.lerp_(self.model.critics.weights, self.config.tau)
+        values = {name: float(value) for name, value in metrics.items()}
+        return UpdateResult(values["loss"], values)
+
+    def teach_critics(
+        self, obs: Tensor, batch: Batch, next_obs: Tensor, draw: Draw, alpha: Tensor
+    ) -> dict[str, Tensor]:
+        """Find the gradient of the critics, whose target is reward plus discounted soft value."""
+        seen = torch.cat([next_obs, draw.action], dim=1)
+        next_q = self.target.run(seen, self.choose_critics())[0].squeeze(2).t()  # (batch, chosen)
+        reward, discount, terminated = batch.reward, batch.discount, batch.terminated
+        target = sac_target(reward, discount, terminated, next_q, draw.log_prob, alpha)
+        critics = self.model.critics
+        out, kept = critics.run(torch.cat([obs, batch.action], dim=1))
+        q = out.squeeze(2).t()  # (batch, critics)
+        critics.weights.grad = critics.weight_slopes(critic_slope(q, target).t()[..., None], kept)
+        return critic_loss(q, target)[1] | self.model.opinions(q)
+
+    def teach_policy(self, obs: Tensor, draw: Draw, alpha: Tensor) -> dict[str, Tensor]:
+        """Find the gradient of the actor and, if it is learned, of the temperature."""
+        out, kept = self.model.critics.run(torch.cat([obs, draw.action], dim=1))
+        q = out.squeeze(2).t()  # (batch, critics)
+        share = self.model.share(q)
+        q_slope = self.model.critics.input_slopes(share.t().unsqueeze(2), kept)[:, obs.shape[1] :]
+        self.model.actor.weights.grad = self.model.actor_slopes(draw, q_slope, alpha)
+        if self.config.learn_alpha:
+            self.log_alpha.grad = temperature_slope(draw.log_prob, self.target_entropy)
+        loss = policy_loss((share * q).sum(dim=1), draw.log_prob, alpha)
+        return {"policy_loss": loss, "entropy": -draw.log_prob.mean(), "alpha": alpha}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that learning depends on, the temperature and the noise included."""
+        own = {"log_alpha": self.log_alpha.detach().clone(), "noise": self.noise.get_state()}
+        return {**super().state_dict(), **own}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+        super().load_state_dict(state)
+        self.log_alpha.data.copy_(state["log_alpha"])
+        self.noise.set_state(state["noise"].cpu())
+
+
+def train_sac(config: SACConfig, progress: bool = True) -> RunResult:
+    """Train SAC with these settings."""
+    return train(SAC(config=config), progress)

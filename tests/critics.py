@@ -1,0 +1,22 @@
+"""What the tests of SAC and REDQ share: inputs of their losses."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def random_loss_inputs(seed: int, batch: int, critics: int, subset: int) -> dict[str, Tensor]:
+    """Tensors of the right shapes, a third of the steps terminated."""
+    generator = np.random.default_rng(seed)
+    numbers: dict[str, Any] = {
+        "q": generator.normal(size=(batch, critics)),
+        "reward": generator.normal(size=batch),
+        "discount": generator.uniform(0.9, 1, size=batch),
+        "terminated": generator.random(batch) < 1 / 3,
+        "next_q": generator.normal(size=(batch, subset)),
+        "next_log_prob": generator.normal(size=batch),
+        "alpha": np.array(0.3),
+    }
+    return {name: torch.from_numpy(np.asarray(value)) for name, value in numbers.items()}
