@@ -59,6 +59,7 @@ copybutton_prompt_is_regexp = True
 default_role = "code"
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
 add_module_names = False
 maximum_signature_line_length = 88
 html_context = {"default_mode": "auto"}  # light or dark, as the reader's system has it
