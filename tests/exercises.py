@@ -2,7 +2,6 @@
 
 import ast
 import builtins
-import json
 import re
 import symtable
 import types
@@ -10,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rlbook.tangle import find_root
+from rlbook.tangle import find_root, read_notebook
 
 ROOT = find_root(Path(__file__).parent)
 START = re.compile(r"^\*\*(?:Exercise )?(\d+)\b", flags=re.MULTILINE)
@@ -41,9 +40,9 @@ class Exercise:
 
 
 def cells(chapter: str) -> list[tuple[str, str]]:
-    """List the kind and the source of each cell, from the notebook, which is quick to read."""
-    notebook = json.loads((ROOT / "book" / f"{chapter}.ipynb").read_text(encoding="utf-8"))
-    return [(cell["cell_type"], "".join(cell["source"])) for cell in notebook["cells"]]
+    """List the kind and the source of each cell."""
+    notebook = read_notebook(ROOT / "book" / f"{chapter}.py")
+    return [(cell.cell_type, cell.source) for cell in notebook.cells]
 
 
 def exercises(chapter: str) -> list[Exercise]:

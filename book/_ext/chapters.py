@@ -14,13 +14,11 @@ from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
 
-from rlbook.tangle import read_toc
-
 
 def chapter_name(docname: str) -> str | None:
     """Return the chapter that a page is made from, if it is made from one."""
     folder, _, name = docname.partition("/")
-    return name if folder == "book" and name in read_toc(library.ROOT) else None
+    return name if folder == "book" and name in library.chapters() else None
 
 
 def page_reference(docname: str, text: str, anchor: str = "") -> nodes.reference:

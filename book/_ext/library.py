@@ -22,9 +22,14 @@ class Section(NamedTuple):
     names: list[str]
 
 
+def chapters() -> list[str]:
+    """List the chapters that have been run, in the order of the book."""
+    return [name for name in read_toc(ROOT) if (ROOT / "book" / f"{name}.ipynb").is_file()]
+
+
 def modules() -> list[str]:
-    """List the chapters that export a module, in the order of the book."""
-    return [name for name in read_toc(ROOT) if (ROOT / "rlbook" / f"{name}.py").is_file()]
+    """List the chapters among them that export a module."""
+    return [name for name in chapters() if (ROOT / "rlbook" / f"{name}.py").is_file()]
 
 
 @functools.cache

@@ -130,7 +130,7 @@ def figure_index(names: list[str]) -> str:
 
 def write_pages() -> Path:
     """Write all pages, and the table of contents with them behind the chapters."""
-    names, chapters = library.modules(), library.read_toc(ROOT)
+    names, chapters = library.modules(), library.chapters()
     pages = {f"api/{name}.md": api_page(name) for name in names}
     pages["api.md"] = api_index(names)
     pages["figures.md"] = figure_index(chapters)
@@ -142,6 +142,8 @@ def write_pages() -> Path:
     for file, text in pages.items():
         write(FOLDER / file, text)
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8"))
+    for part in toc["parts"]:  # a chapter that has not been run has no page yet
+        part["chapters"] = [c for c in part["chapters"] if (ROOT / f"{c['file']}.ipynb").is_file()]
     changes = [{"file": f"reference/differences/{new}"} for _, new in pairs]
     api = {"file": "reference/api", "sections": [{"file": f"{API}/{name}"} for name in names]}
     if changes:
