@@ -352,6 +352,12 @@ assert as_one[-1] < as_list[-1]
 # back through them: three. A member that judges needs the first and the last. The thin first and
 # last layers hardly count.
 #
+# ```python
+# layers = (4, 256), (256, 256), (256, 1)
+# products = [inputs * outputs for inputs, outputs in layers]
+# assert products[1] / sum(products) > 0.97
+# ```
+#
 # </details>
 
 # %% [markdown]
@@ -379,8 +385,15 @@ for example in ([[0.5, 0.25]], [[0.5, -1.0]]):
 # check above takes random numbers of both signs:
 #
 # ```python
-# hidden = ensemble_forward(x, weights, sizes)[1][1]
-# delta = delta * (hidden > 0)
+# def buggy_slope(x: torch.Tensor, weights: torch.Tensor, sizes: Sizes) -> torch.Tensor:
+#     (first, _), (last, _) = unpack(weights, sizes)
+#     hidden = ensemble_forward(x, weights, sizes)[1][1]
+#     delta = torch.ones(len(weights), len(x), 1) * last.mT * (hidden > 0)
+#     return torch.bmm(delta, first.mT).sum(dim=0)
+#
+# x = torch.tensor([[0.5, -1.0]], requires_grad=True)
+# EnsembleFunction.apply(x, rows, SIZES).sum().backward()
+# assert torch.allclose(x.grad, buggy_slope(x.detach(), rows, SIZES))
 # ```
 #
 # </details>
@@ -395,6 +408,13 @@ for example in ([[0.5, 0.25]], [[0.5, -1.0]]):
 # Yes: the bias becomes the last row of the weights, and its gradient comes with $h^\top\delta$. But
 # the column has to be written into every $h$, and 257 is an awkward width for a processor that
 # multiplies eight or sixteen numbers at a time.
+#
+# ```python
+# h, weight, bias = torch.randn(5, 3), torch.randn(3, 2), torch.randn(2)
+# with_ones = torch.cat([h, torch.ones(5, 1)], dim=1)
+# same = with_ones @ torch.cat([weight, bias[None]])
+# assert torch.allclose(torch.addmm(bias, h, weight), same, atol=1e-6)
+# ```
 #
 # </details>
 
