@@ -962,6 +962,14 @@ assert final.min() >= -200
 # target, so α rises until chance pays again. The target of −1 for one joint is a policy that is
 # spread like a uniform density of width $e^{-1} \approx 0.37$ out of 2.
 #
+# ```python
+# import math
+#
+# entropy = torch.distributions.Normal(0.0, 0.01).entropy().item()
+# assert abs(entropy - (math.log(0.01) + 0.5 * math.log(2 * math.pi * math.e))) < 1e-5
+# assert entropy < -1  # below the target for one joint
+# ```
+#
 # </details>
 
 # %% [markdown]
@@ -974,6 +982,12 @@ assert final.min() >= -200
 # The value of the mixture of old policies that filled the buffer, as SARSA would: the critics
 # would lag behind the policy by half a buffer. With the fresh action the transition only has to
 # tell what the *environment* does.
+#
+# ```python
+# value = np.array([0.0, 1.0])  # of two actions: today's policy plays the second, older ones either
+# stored = np.random.default_rng(0).integers(2, size=10_000)
+# assert abs(value[stored].mean() - 0.5) < 0.03  # and today's policy is worth 1
+# ```
 #
 # </details>
 
@@ -1020,8 +1034,16 @@ buggy_target(terminated=torch.tensor([False, True]), **two)
 # target has to be `(batch,)`; `sac_loss` would have refused it:
 #
 # ```python
-# assert buggy_target(terminated=torch.tensor([False, True]), **two).shape == (2, 2)
-# assert sac_target(terminated=torch.tensor([False, True]), **two).shape == (2,)
+# def buggy_target(
+#     reward: Tensor, discount: Tensor, terminated: Tensor, next_q: Tensor, next_log_prob: Tensor,
+#     alpha: Tensor,
+# ) -> Tensor:
+#     next_value = next_q.amin(dim=1) - alpha * next_log_prob
+#     return reward + discount * ~terminated * next_value
+#
+# ends = torch.tensor([False, True])
+# assert buggy_target(terminated=ends, **two).shape == (2,)
+# assert torch.equal(buggy_target(terminated=ends, **two), sac_target(terminated=ends, **two))
 # ```
 #
 # </details>
@@ -1036,6 +1058,15 @@ buggy_target(terminated=torch.tensor([False, True]), **two)
 # Without it the entropy is that of the Gaussian before squashing. It can be had for nothing by
 # growing σ: all actions pile up at the bounds, where tanh is flat, while the thermostat believes
 # that the policy is as random as asked. The density plot above, at σ = 2, is such a policy.
+#
+# ```python
+# noise = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
+# for sigma in (0.5, 2.0, 10.0):
+#     entropy = torch.distributions.Normal(0.0, sigma).entropy().item()
+#     at_the_bounds = (torch.tanh(sigma * noise).abs() > 0.99).float().mean().item()
+#     print(f"sigma {sigma}: entropy before squashing {entropy:.1f}, at the bounds {at_the_bounds:.2f}")
+# assert at_the_bounds > 0.7
+# ```
 #
 # </details>
 
