@@ -493,6 +493,13 @@ assert min(stored["runs"]["REDQ"]["final"]) >= -200
 # pairs, so that an update sees the average carefulness and not one of 45. The paper draws once per
 # update.
 #
+# ```python
+# from itertools import combinations
+#
+# pairs = list(combinations(range(10), 2))
+# assert len(pairs) == 45 and sum(0 in pair for pair in pairs) == 9
+# ```
+#
 # </details>
 
 # %% [markdown]
@@ -503,6 +510,12 @@ assert min(stored["runs"]["REDQ"]["final"]) >= -200
 #
 # The critics' loss is the same, exactly. The policy is not: SAC's climbs the smaller critic,
 # REDQ's the mean of the two.
+#
+# ```python
+# q = torch.tensor([[1.0, 3.0]])  # what two critics say of the action of the policy
+# assert q.amin(dim=1).item() == 1  # SAC climbs this
+# assert q.mean(dim=1).item() == 2  # REDQ climbs that
+# ```
 #
 # </details>
 
@@ -515,6 +528,12 @@ assert min(stored["runs"]["REDQ"]["final"]) >= -200
 #
 # Half of 0 and half of $-1/\sqrt\pi$: $-0.28$. `subset_minimum(errors, 1).mean() / 2 +
 # subset_minimum(errors, 2).mean() / 2` agrees.
+#
+# ```python
+# mistakes = np.random.default_rng(0).standard_normal((100_000, 2))
+# half = mistakes[:, 0].mean() / 2 + mistakes.min(axis=1).mean() / 2
+# assert abs(half + 0.28) < 0.01
+# ```
 #
 # </details>
 
@@ -539,7 +558,11 @@ print(f"expected smaller value: {said[draws].amin(dim=1).mean():.3f}, by hand {1
 # = 1: the target is less careful than it says.
 #
 # ```python
-# assert abs((draws[:, 0] == draws[:, 1]).float().mean() - 1 / 4) < 0.02
+# def buggy_subset(members: int, size: int, generator: torch.Generator) -> Tensor:
+#     return torch.randperm(members, generator=generator)[:size]
+#
+# draws = torch.stack([buggy_subset(4, 2, generator) for _ in range(20_000)])
+# assert abs(said[draws].amin(dim=1).mean().item() - 10 / 6) < 0.03
 # ```
 #
 # `torch.randperm` draws without repetition.
@@ -556,6 +579,12 @@ print(f"expected smaller value: {said[draws].amin(dim=1).mean():.3f}, by hand {1
 #
 # Only the middle layer counts. Critics forward: 10; backward: 10 for the weights and 10 for the
 # inputs; targets: 2; actor: 1. Together 33. With all targets it would be 41, a quarter more.
+#
+# ```python
+# critics, subset, actor = 10, 2, 1
+# assert 3 * critics + subset + actor == 33
+# assert 3 * critics + critics + actor == 41
+# ```
 #
 # </details>
 
