@@ -493,6 +493,11 @@ assert min(stored["runs"]["REDQ"]["final"]) >= -200
 # pairs, so that an update sees the average carefulness and not one of 45. The paper draws once per
 # update.
 #
+# ```python
+# pairs = list(itertools.combinations(range(10), 2))
+# assert len(pairs) == 45 and sum(0 in pair for pair in pairs) / len(pairs) == 1 / 5
+# ```
+#
 # </details>
 
 # %% [markdown]
@@ -504,6 +509,12 @@ assert min(stored["runs"]["REDQ"]["final"]) >= -200
 # The critics' loss is the same, exactly. The policy is not: SAC's climbs the smaller critic,
 # REDQ's the mean of the two.
 #
+# ```python
+# q, sizes = torch.tensor([[1.0, 3.0]]), {"inputs": 3, "actions": 1, "hidden": (8,)}
+# assert (SACModel(**sizes).share(q) * q).sum() == 1
+# assert (REDQModel(**sizes, num_critics=2).share(q) * q).sum() == 2
+# ```
+#
 # </details>
 
 # %% [markdown]
@@ -513,8 +524,12 @@ assert min(stored["runs"]["REDQ"]["final"]) >= -200
 # <details>
 # <summary>Solution</summary>
 #
-# Half of 0 and half of $-1/\sqrt\pi$: $-0.28$. `subset_minimum(errors, 1).mean() / 2 +
-# subset_minimum(errors, 2).mean() / 2` agrees.
+# Half of 0 and half of $-1/\sqrt\pi$: $-0.28$.
+#
+# ```python
+# found = [subset_minimum(errors, size).mean() for size in (1, 2)]
+# assert abs(sum(found) / 2 - -0.28) < 0.02
+# ```
 #
 # </details>
 
@@ -536,13 +551,15 @@ print(f"expected smaller value: {said[draws].amin(dim=1).mean():.3f}, by hand {1
 # <summary>Solution</summary>
 #
 # It draws with repetition. With N = 4 a quarter of the pairs are the same critic twice, which is M
-# = 1: the target is less careful than it says.
+# = 1: the target is less careful than it says. `torch.randperm` draws without repetition.
 #
 # ```python
-# assert abs((draws[:, 0] == draws[:, 1]).float().mean() - 1 / 4) < 0.02
-# ```
+# def buggy_subset(members: int, size: int, generator: torch.Generator) -> Tensor:
+#     return torch.randperm(members, generator=generator)[:size]
 #
-# `torch.randperm` draws without repetition.
+# draws = torch.stack([buggy_subset(4, 2, generator) for _ in range(20_000)])
+# assert abs(said[draws].amin(dim=1).mean().item() - 10 / 6) < 0.03
+# ```
 #
 # </details>
 
@@ -556,6 +573,11 @@ print(f"expected smaller value: {said[draws].amin(dim=1).mean():.3f}, by hand {1
 #
 # Only the middle layer counts. Critics forward: 10; backward: 10 for the weights and 10 for the
 # inputs; targets: 2; actor: 1. Together 33. With all targets it would be 41, a quarter more.
+#
+# ```python
+# critics, subset, actor = 10, 2, 1
+# assert 3 * critics + subset + actor == 33 and 3 * critics + critics + actor == 41
+# ```
 #
 # </details>
 

@@ -962,6 +962,14 @@ assert final.min() >= -200
 # target, so α rises until chance pays again. The target of −1 for one joint is a policy that is
 # spread like a uniform density of width $e^{-1} \approx 0.37$ out of 2.
 #
+# ```python
+# noise = torch.randn(50_000, 1)
+# narrow = torch.full_like(noise, math.log(0.01))
+# _, log_prob = squashed_sample(torch.zeros_like(noise), narrow, noise)
+# assert abs(-log_prob.mean().item() - (math.log(0.01) + 1.419)) < 0.02
+# assert temperature_slope(log_prob, target_entropy=-1.0) < 0  # a step against it raises log α
+# ```
+#
 # </details>
 
 # %% [markdown]
@@ -973,7 +981,13 @@ assert final.min() >= -200
 #
 # The value of the mixture of old policies that filled the buffer, as SARSA would: the critics
 # would lag behind the policy by half a buffer. With the fresh action the transition only has to
-# tell what the *environment* does.
+# tell what the *environment* does. Say there are two actions, worth 0 and 1, of which the old policy
+# took the better one time in ten, and the new one takes it nine times in ten:
+#
+# ```python
+# worth, old, new = np.array([0.0, 1.0]), np.array([0.9, 0.1]), np.array([0.1, 0.9])
+# assert (old @ worth, new @ worth) == (0.1, 0.9)  # what is learned from stored and fresh actions
+# ```
 #
 # </details>
 
@@ -987,7 +1001,8 @@ assert final.min() >= -200
 #
 # ```python
 # errors = np.random.default_rng(0).standard_normal((100_000, 2))
-# errors.min(axis=1).mean(), errors.max(axis=1).mean()  # -0.56 and 0.56
+# assert abs(errors.min(axis=1).mean() - -0.564) < 0.01
+# assert abs(errors.max(axis=1).mean() - 0.564) < 0.01
 # ```
 #
 # Exactly it is $\mp 1/\sqrt\pi = \mp 0.564$. An error upwards attracts the policy and feeds itself
@@ -1020,8 +1035,15 @@ buggy_target(terminated=torch.tensor([False, True]), **two)
 # target has to be `(batch,)`; `sac_loss` would have refused it:
 #
 # ```python
-# assert buggy_target(terminated=torch.tensor([False, True]), **two).shape == (2, 2)
-# assert sac_target(terminated=torch.tensor([False, True]), **two).shape == (2,)
+# def buggy_target(
+#     reward: Tensor, discount: Tensor, terminated: Tensor, next_q: Tensor, next_log_prob: Tensor,
+#     alpha: Tensor,
+# ) -> Tensor:
+#     next_value = next_q.amin(dim=1) - alpha * next_log_prob
+#     return reward + discount * ~terminated * next_value
+#
+# targets = buggy_target(terminated=torch.tensor([False, True]), **two)
+# assert targets.shape == (2,) and torch.allclose(targets, torch.tensor([3.25, 1.0]))
 # ```
 #
 # </details>
@@ -1036,6 +1058,15 @@ buggy_target(terminated=torch.tensor([False, True]), **two)
 # Without it the entropy is that of the Gaussian before squashing. It can be had for nothing by
 # growing σ: all actions pile up at the bounds, where tanh is flat, while the thermostat believes
 # that the policy is as random as asked. The density plot above, at σ = 2, is such a policy.
+#
+# ```python
+# noise = torch.randn(50_000, 1)
+# wide = torch.full_like(noise, 2.0)  # log σ at its limit
+# action, log_prob = squashed_sample(torch.zeros_like(noise), wide, noise)
+# uncorrected = -0.5 * noise.square() - wide - 0.5 * math.log(2 * math.pi)
+# assert -uncorrected.mean() > 3 and -log_prob.mean() < -5  # "very random", and truly not
+# assert (action.abs() > 0.99).float().mean() > 0.7
+# ```
 #
 # </details>
 
