@@ -963,11 +963,11 @@ assert final.min() >= -200
 # spread like a uniform density of width $e^{-1} \approx 0.37$ out of 2.
 #
 # ```python
-# import math
-#
-# entropy = torch.distributions.Normal(0.0, 0.01).entropy().item()
-# assert abs(entropy - (math.log(0.01) + 0.5 * math.log(2 * math.pi * math.e))) < 1e-5
-# assert entropy < -1  # below the target for one joint
+# noise = torch.randn(50_000, 1)
+# narrow = torch.full_like(noise, math.log(0.01))
+# _, log_prob = squashed_sample(torch.zeros_like(noise), narrow, noise)
+# assert abs(-log_prob.mean().item() - (math.log(0.01) + 1.419)) < 0.02
+# assert temperature_slope(log_prob, target_entropy=-1.0) < 0  # a step against it raises log α
 # ```
 #
 # </details>
@@ -981,12 +981,12 @@ assert final.min() >= -200
 #
 # The value of the mixture of old policies that filled the buffer, as SARSA would: the critics
 # would lag behind the policy by half a buffer. With the fresh action the transition only has to
-# tell what the *environment* does.
+# tell what the *environment* does. Say there are two actions, worth 0 and 1, of which the old policy
+# took the better one time in ten, and the new one takes it nine times in ten:
 #
 # ```python
-# value = np.array([0.0, 1.0])  # of two actions: today's policy plays the second, older ones either
-# stored = np.random.default_rng(0).integers(2, size=10_000)
-# assert abs(value[stored].mean() - 0.5) < 0.03  # and today's policy is worth 1
+# worth, old, new = np.array([0.0, 1.0]), np.array([0.9, 0.1]), np.array([0.1, 0.9])
+# assert (old @ worth, new @ worth) == (0.1, 0.9)  # what is learned from stored and fresh actions
 # ```
 #
 # </details>
@@ -1001,7 +1001,8 @@ assert final.min() >= -200
 #
 # ```python
 # errors = np.random.default_rng(0).standard_normal((100_000, 2))
-# errors.min(axis=1).mean(), errors.max(axis=1).mean()  # -0.56 and 0.56
+# assert abs(errors.min(axis=1).mean() - -0.564) < 0.01
+# assert abs(errors.max(axis=1).mean() - 0.564) < 0.01
 # ```
 #
 # Exactly it is $\mp 1/\sqrt\pi = \mp 0.564$. An error upwards attracts the policy and feeds itself
@@ -1041,9 +1042,8 @@ buggy_target(terminated=torch.tensor([False, True]), **two)
 #     next_value = next_q.amin(dim=1) - alpha * next_log_prob
 #     return reward + discount * ~terminated * next_value
 #
-# ends = torch.tensor([False, True])
-# assert buggy_target(terminated=ends, **two).shape == (2,)
-# assert torch.equal(buggy_target(terminated=ends, **two), sac_target(terminated=ends, **two))
+# targets = buggy_target(terminated=torch.tensor([False, True]), **two)
+# assert targets.shape == (2,) and torch.allclose(targets, torch.tensor([3.25, 1.0]))
 # ```
 #
 # </details>
@@ -1060,12 +1060,12 @@ buggy_target(terminated=torch.tensor([False, True]), **two)
 # that the policy is as random as asked. The density plot above, at σ = 2, is such a policy.
 #
 # ```python
-# noise = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
-# for sigma in (0.5, 2.0, 10.0):
-#     entropy = torch.distributions.Normal(0.0, sigma).entropy().item()
-#     at_the_bounds = (torch.tanh(sigma * noise).abs() > 0.99).float().mean().item()
-#     print(f"sigma {sigma}: entropy before squashing {entropy:.1f}, at the bounds {at_the_bounds:.2f}")
-# assert at_the_bounds > 0.7
+# noise = torch.randn(50_000, 1)
+# wide = torch.full_like(noise, 2.0)  # log σ at its limit
+# action, log_prob = squashed_sample(torch.zeros_like(noise), wide, noise)
+# uncorrected = -0.5 * noise.square() - wide - 0.5 * math.log(2 * math.pi)
+# assert -uncorrected.mean() > 3 and -log_prob.mean() < -5  # "very random", and truly not
+# assert (action.abs() > 0.99).float().mean() > 0.7
 # ```
 #
 # </details>
