@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from rlbook.agent import Agent, Transition, UpdateResult
 from rlbook.dqn import MLP, check_shapes, polyak_update
 from rlbook.envs import derive_seed, make_env
-from rlbook.pixels import FrameReplay
+from rlbook.pixels import FrameReplay, PointReach, make_pendulum_pixels, make_pixels  # noqa: F401
 from rlbook.replay import Batch, to_batch
 from rlbook.run import RunResult, train
 from rlbook.sac import ActionScale, Critics, check_bounds
@@ -62,7 +62,7 @@ def pad_edges(images: np.ndarray, pad: int) -> np.ndarray:
 
 
 def shift_images(images: np.ndarray, shifts: np.ndarray, pad: int) -> np.ndarray:
-    """Cut each padded image at its own corner: shifts (2, batch) from 0 to 2 * pad, down and right."""
+    """Cut each padded image at its own corner, `shifts` (2, batch) down and right, 0 to 2 * pad."""
     padded = pad_edges(images, pad)
     image, channel, row, column = padded.strides
     places = 2 * pad + 1
@@ -99,7 +99,7 @@ def smallest_image(layers: Layers) -> int:
 
 
 class Encoder(nn.Module):
-    """Convolutions that turn bytes (batch, channels, height, width) into numbers (batch, outputs)."""
+    """Convolutions from images (batch, channels, height, width) to numbers (batch, outputs)."""
 
     def __init__(self, shape: tuple[int, ...], layers: Layers) -> None:
         super().__init__()
@@ -194,6 +194,7 @@ class DrQv2Model(nn.Module):
         return noisy_action(self.act(images), noise)
 
 
+# %% book/drqv2.py · Noise
 def noise_std(step: int, start: float, end: float, steps: int) -> float:
     """Go linearly from `start` to `end` in `steps`, then stay there."""
     return start + (end - start) * min(1.0, step / steps)
@@ -252,7 +253,7 @@ class DrQv2Config(Config):
         True, "Whether checkpoints hold the replay buffer; without it resuming is not exact."
     )
     encoder: Literal["small", "nature"] = setting("small", "Convolutions: small, or of Mnih 2015.")
-    features: int = setting(50, "Features that actor and critic make of the encoder's output.", low=1)
+    features: int = setting(50, "Features that actor and critic make of it.", low=1)
     hidden: tuple[int, ...] = setting((256, 256), "Units of each hidden layer.", low=1)
     pad: int = setting(4, "Pixels of the largest random shift; 0 for none.", low=0)
     lr: float = setting(1e-3, "Learning rate of Adam.", above=0)
@@ -351,13 +352,14 @@ class DrQv2(Agent):
             num_envs=config.num_envs,
             seed=derive_seed(config.seed, "replay"),
         )
+        self.actor_loss, self.actor_updates = 0.0, 0  # the last one, and how many there were
         self.forgot = False  # whether it was loaded without its replay buffer
 
-    def draw_noise(self, count: int, std: float) -> Tensor:
-        """Draw normal noise (count, actions) from the agent's own generator."""
+    def draw_noise(self, count: int) -> Tensor:
+        """Draw the noise (count, actions) of this step from the agent's own generator."""
         shape = (count, *self.action_space.shape)
         noise = self.generator.standard_normal(shape, dtype=np.float32)
-        return torch.from_numpy(noise).to(self.device).mul_(std)
+        return torch.from_numpy(noise).to(self.device).mul_(self.config.std(self.global_step))
 
     @torch.inference_mode()
     def act(
@@ -367,10 +369,9 @@ class DrQv2(Agent):
         if explore and self.global_step < self.config.warmup_steps:
             shape = (len(obs), *self.action_space.shape)
             return self.scale.to_env(self.generator.uniform(-1, 1, shape)), state
-        images = torch.from_numpy(np.ascontiguousarray(obs)).to(self.device)
+        images = torch.as_tensor(obs, device=self.device)
         if explore:
-            noise = self.draw_noise(len(obs), self.config.std(self.global_step))
-            action = self.model.sample(images, noise)
+            action = self.model.sample(images, self.draw_noise(len(obs)))
         else:
             action = self.model.act(images)
         return self.scale.to_env(action.cpu().numpy()), state
@@ -378,12 +379,12 @@ class DrQv2(Agent):
     @torch.inference_mode()
     def q_values(self, obs: np.ndarray, action: np.ndarray | None = None) -> np.ndarray:
         """Return both opinions (batch, 2) of actions, by default of the policy's own."""
-        encoded = self.model.encoder(torch.from_numpy(np.ascontiguousarray(obs)).to(self.device))
+        encoded = self.model.encoder(torch.as_tensor(obs, device=self.device))
         if action is None:
             scaled = self.model.actor(encoded).tanh()
         else:
-            numbers = self.scale.from_env(action).astype(np.float32)
-            scaled = torch.from_numpy(numbers).to(self.device)
+            numbers = self.scale.from_env(action)
+            scaled = torch.as_tensor(numbers, dtype=torch.float32, device=self.device)
         return self.model.critic(encoded, scaled).cpu().numpy()
 
     def observe(self, transition: Transition) -> None:
@@ -403,7 +404,7 @@ class DrQv2(Agent):
     def sample(self) -> Batch:
         """Draw a batch and shift its images, each its own way."""
         rows = self.replay.sample(self.config.batch_size)
-        images = self.replay.images(np.concatenate([rows["obs"], rows["next_obs"]]))
+        images = self.replay.ring.stacks(np.concatenate([rows["obs"], rows["next_obs"]]))
         shifted = torch.from_numpy(random_shift(images, self.config.pad, self.generator))
         obs, next_obs = shifted.to(self.device).chunk(2)
         return dataclasses.replace(to_batch(rows, self.device), obs=obs, next_obs=next_obs)
@@ -412,44 +413,46 @@ class DrQv2(Agent):
         """Make one gradient step of encoder and critic and, when it is due, one of the actor."""
         encoded = self.model.encoder(batch.obs)
         loss, metrics = self.judge(encoded, batch)
-        total = loss
         if (self.updates + 1) % self.config.policy_delay == 0:
             improvement = self.improve(encoded.detach())
-            total, metrics = total + improvement, metrics | {"actor_loss": improvement.detach()}
+            self.actor_loss = float(improvement.detach())
+            self.actor_updates += 1
+            loss = loss + improvement
         self.optimizer.zero_grad()
-        total.backward()  # no loss has a gradient in the weights of another
+        loss.backward()  # no loss has a gradient in the weights of another
         self.optimizer.step()
         polyak_update(self.target, self.model.critic, self.config.tau)
         values = {name: float(value) for name, value in metrics.items()}
-        return UpdateResult(values["critic_loss"], values)
-
-    def policy_noise(self, count: int) -> Tensor:
-        """Draw the noise of an update: as much as in acting."""
-        return self.draw_noise(count, self.config.std(self.global_step))
+        values |= {"actor_loss": self.actor_loss, "actor_updates": self.actor_updates}
+        return UpdateResult(sum(values[name] for name in ("critic_loss", "actor_loss")), values)
 
     def judge(self, encoded: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of the critics, whose gradient teaches the encoder too."""
         with torch.no_grad():
             next_encoded = self.model.encoder(batch.next_obs)
-            noise = self.policy_noise(len(encoded))
-            next_action = noisy_action(
-                self.model.actor(next_encoded).tanh(), noise, self.config.noise_clip
-            )
+            noise, proposal = self.draw_noise(len(encoded)), self.model.actor(next_encoded).tanh()
+            next_action = noisy_action(proposal, noise, self.config.noise_clip)
             next_q = self.target(next_encoded, next_action)
         q = self.model.critic(encoded, batch.action)
         return drqv2_loss(q, batch.reward, batch.discount, batch.terminated, next_q)
 
     def improve(self, encoded: Tensor) -> Tensor:
         """Return the loss of the actor, of what the encoder saw, without a gradient into it."""
-        noise = self.policy_noise(len(encoded))
+        noise = self.draw_noise(len(encoded))
         unbounded = self.model.actor(encoded)
         action = noisy_action(unbounded.tanh(), noise, self.config.noise_clip)
         q = self.model.critic(encoded, action, learn=False)
         return actor_loss(q, unbounded, self.config.saturation_penalty)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that learning and its metrics depend on."""
+        actor = {"actor_loss": self.actor_loss, "actor_updates": self.actor_updates}
+        return {**super().state_dict(), **actor}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` returned, or all but the replay buffer."""
         super().load_state_dict(state)
+        self.actor_loss, self.actor_updates = state["actor_loss"], state["actor_updates"]
         self.forgot = "replay" not in state
 
 

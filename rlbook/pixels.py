@@ -3,6 +3,7 @@
 __all__ = [
     "ActionRepeat",
     "FrameReplay",
+    "FrameRing",
     "FrameStack",
     "PixelObservation",
     "PointReach",
@@ -14,9 +15,10 @@ __all__ = [
     "make_pixels",
 ]
 
-# %% book/pixels.py · Pixels
+# %% book/pixels.py · Pixels: environments that are seen, and a memory for images
 import os
 from collections import deque
+from itertools import pairwise
 from typing import Any
 
 import gymnasium as gym
@@ -33,17 +35,17 @@ from rlbook.replay import NStepAccumulator, ReplayBuffer, make_rows, transition_
 def draw_disc(
     image: np.ndarray, center: np.ndarray, radius: float, color: tuple[int, int, int]
 ) -> None:
-    """Paint a disc into an image (height, width, 3); its edge is soft, so that it moves smoothly."""
+    """Paint a disc with a soft edge into an image (height, width, 3); `center` is x and y."""
     y, x = np.ogrid[: image.shape[0], : image.shape[1]]
     distance = np.hypot(x - center[0], y - center[1])
-    cover = np.clip(radius + 0.5 - distance, 0, 1)[..., None]  # how much of each pixel it covers
+    cover = np.clip(radius + 0.5 - distance, 0, 1)[..., None]  # how much of each pixel is covered
     image += (cover * (np.array(color) - image)).round().astype(image.dtype)
 
 
 class PointReach(gym.Env[np.ndarray, np.ndarray]):
     """A blue disc is to reach an orange one; each step pays 1 minus their distance.
 
-    The discs live in the square from -1 to 1. The action is the velocity in x and y: 1 is 0.2 a step.
+    The discs live in the square from -1 to 1. The action is a velocity: 1 moves by 0.2 in a step.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012 (as in gym.Env)
@@ -57,11 +59,11 @@ class PointReach(gym.Env[np.ndarray, np.ndarray]):
         self.action_space = Box(-1.0, 1.0, (2,), np.float32)
 
     def draw(self, size: int) -> np.ndarray:
-        """Return the picture (height, width, 3) of the two discs."""
+        """Return the picture (size, size, 3) of the two discs on grey."""
         image, radius = np.full((size, size, 3), 128, np.int16), size / 8
-        for position, color in ((self.goal, (255, 160, 0)), (self.position, (0, 80, 255))):
+        for place, color in ((self.goal, (255, 160, 0)), (self.position, (0, 80, 255))):
             inside = size - 1 - 2 * radius  # the whole disc is in the picture, wherever it is
-            draw_disc(image, radius + (position + 1) / 2 * inside, radius, color)
+            draw_disc(image, radius + (place + 1) / 2 * inside, radius, color)
         return image.astype(np.uint8)
 
     def observe(self) -> np.ndarray:
@@ -90,27 +92,26 @@ class PointReach(gym.Env[np.ndarray, np.ndarray]):
 # %% book/pixels.py · Smaller pictures
 def area_weights(before: int, after: int) -> np.ndarray:
     """Return the matrix (after, before) that averages `before` pixels into `after` of them."""
-    edges = np.linspace(0, before, after + 1)
-    pixel = np.arange(before)
+    edges, pixel = np.linspace(0, before, after + 1), np.arange(before)
     overlap = np.minimum(edges[1:, None], pixel + 1) - np.maximum(edges[:-1, None], pixel)
     return (overlap.clip(min=0) * after / before).astype(np.float32)
 
 
 def is_picture(space: gym.Space) -> bool:
-    """Say whether observations are pictures (height, width, colours) of bytes."""
-    return isinstance(space, Box) and len(space.shape) == 3 and space.dtype == np.uint8
+    """Say whether observations are pictures (height, width, up to 4 colours) of bytes."""
+    is_bytes = isinstance(space, Box) and space.dtype == np.uint8
+    return is_bytes and len(space.shape or ()) == 3 and (space.shape or ())[2] <= 4
 
 
 class PixelObservation(gym.Wrapper[np.ndarray, Any, Any, Any]):
-    """Shows what the environment draws: its middle cut out, shrunk, channels first."""
+    """Shows what the environment draws: the middle cut out, shrunk, channels first."""
 
     def __init__(self, env: gym.Env, size: int, crop: int | None = None) -> None:
         super().__init__(env)
         self.renders = not is_picture(env.observation_space)
         if self.renders:
-            env.reset(seed=0)  # some environments draw nothing before
-        picture = np.asarray(env.render() if self.renders else env.observation_space.sample())
-        shape = picture.shape
+            env.reset(seed=0)  # there is nothing to draw before
+        shape = np.asarray(env.render() if self.renders else env.observation_space.sample()).shape
         smallest = min(shape[:2])
         crop = smallest if crop is None else crop
         if not size <= crop <= smallest:
@@ -127,7 +128,8 @@ class PixelObservation(gym.Wrapper[np.ndarray, Any, Any, Any]):
         y, x = self.corner
         cut = picture[y : y + self.crop, x : x + self.crop].astype(np.float32)
         rows = (self.weights @ cut.reshape(self.crop, -1)).reshape(-1, *cut.shape[1:])
-        return (self.weights @ rows).round().astype(np.uint8).transpose(2, 0, 1)  # (rows, columns, colours)
+        small = self.weights @ rows  # (size, size, colours)
+        return small.round().astype(np.uint8).transpose(2, 0, 1)
 
     def see(self, obs: Any) -> np.ndarray:
         """Return the picture of this moment."""
@@ -171,7 +173,7 @@ class FrameStack(gym.Wrapper[np.ndarray, Any, Any, Any]):
 
     def __init__(self, env: gym.Env, frame_stack: int) -> None:
         super().__init__(env)
-        self.frame_stack = frame_stack  # a replay buffer that stores each frame once asks for it
+        self.frame_stack = frame_stack  # who stores each frame once asks for this
         self.frames: deque[np.ndarray] = deque(maxlen=frame_stack)
         channels, *size = env.observation_space.shape or ()
         self.observation_space = Box(0, 255, (frame_stack * channels, *size), np.uint8)
@@ -210,18 +212,17 @@ def make_pixels(
 ) -> gym.Env:
     """Make an environment that shows its pictures: channels first, bytes, the last few of them."""
     check_counts(size=size, frame_stack=frame_stack, action_repeat=action_repeat)
+    check_counts(crop=size if crop is None else crop)
     env = make_env(env_id, env_kwargs)
     if not is_picture(env.observation_space):
-        env.close()
         if "rgb_array" not in env.metadata.get("render_modes", []):
             raise ValueError(f"{env_id!r} cannot render: it has no render mode 'rgb_array'.")
+        render_mode = "rgb_array"
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame looks for a screen otherwise
-        env = make_env(env_id, env_kwargs, render_mode="rgb_array")
-    elif render_mode is not None:
+    if render_mode is not None:
         env.close()
-        env = make_env(env_id, env_kwargs, render_mode=render_mode)
-    pictures = PixelObservation(ActionRepeat(env, action_repeat), size, crop)
-    return FrameStack(pictures, frame_stack)
+        env = make_env(env_id, env_kwargs, render_mode)
+    return FrameStack(PixelObservation(ActionRepeat(env, action_repeat), size, crop), frame_stack)
 
 
 def make_pendulum_pixels(
@@ -231,13 +232,53 @@ def make_pendulum_pixels(
     action_repeat: int = 2,
     render_mode: str | None = None,
 ) -> gym.Env:
-    """Make Pendulum-v1 seen from its pictures."""
+    """Make Pendulum-v1 as it is seen."""
     return make_pixels("Pendulum-v1", size, crop, frame_stack, action_repeat)
 
 
 # %% book/pixels.py · Each frame once
+class FrameRing:
+    """The last frames, each known by its number; the first was 0."""
+
+    def __init__(self, capacity: int, shape: tuple[int, ...]) -> None:
+        self.frames = np.zeros((capacity, *shape), np.uint8)
+        self.written = 0  # frames so far, which is the number of the next
+
+    def write(self, frame: np.ndarray) -> int:
+        """Store one frame over the oldest and return its number."""
+        self.frames[self.written % len(self.frames)] = frame
+        self.written += 1
+        return self.written - 1
+
+    def write_stack(self, obs: np.ndarray) -> list[int]:
+        """Store all frames of an observation, copies once, and return their numbers."""
+        frames = obs.reshape(-1, *self.frames.shape[1:])
+        numbers = [self.write(frames[0])]
+        for before, frame in pairwise(frames):
+            same = np.array_equal(before, frame)
+            numbers.append(numbers[-1] if same else self.write(frame))
+        return numbers
+
+    def stacks(self, numbers: np.ndarray) -> np.ndarray:
+        """Put frames (batch, stack) together: (batch, stack * channels, height, width)."""
+        frames = self.frames.take(numbers % len(self.frames), axis=0)
+        return frames.reshape(len(numbers), -1, *frames.shape[-2:])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the frames that are there, without a copy."""
+        return {"frames": torch.from_numpy(self.frames[: self.written]), "written": self.written}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over stored frames."""
+        frames = state["frames"].cpu().numpy()
+        if frames.shape[1:] != self.frames.shape[1:]:
+            shapes = f"{frames.shape[1:]}, not {self.frames.shape[1:]}"
+            raise ValueError(f"The stored frames have the shape {shapes}.")
+        self.frames[: len(frames)], self.written = frames, state["written"]
+
+
 class FrameReplay(ReplayBuffer):
-    """A ring of n-step transitions whose rows hold the numbers of their frames, each stored once."""
+    """A ring of n-step transitions; their rows hold the numbers of frames that are stored once."""
 
     def __init__(
         self,
@@ -255,42 +296,22 @@ class FrameReplay(ReplayBuffer):
         numbers = Box(0, np.iinfo(np.int64).max, (frame_stack,), np.int64)
         super().__init__(capacity, transition_dtype(numbers, action_space), seed)
         self.n_step = NStepAccumulator(n_step, gamma, num_envs, self.rows.dtype)
-        # A row waits n steps and reaches `frame_stack` back: its frames are never older than this.
         self.slack = num_envs * (frame_stack + 1) * (frame_stack + n_step)
-        self.frames = np.zeros((capacity + self.slack, channels // frame_stack, *size), np.uint8)
-        self.written = 0  # frames so far: frame number k stands at k modulo their capacity
-        self.filled = 0  # rows that were ever written: those before `size` have lost a frame
-        self.stack = np.zeros((num_envs, frame_stack), np.int64)  # frames that each environment shows
-        self.unknown = np.ones(num_envs, dtype=bool)  # where it has not been shown yet
+        self.ring = FrameRing(capacity + self.slack, (channels // frame_stack, *size))
+        self.stack = np.zeros((num_envs, frame_stack), np.int64)  # what each environment shows
+        self.unknown = np.ones(num_envs, dtype=bool)  # where nothing was shown yet
+        self.filled = 0  # rows that were ever written
 
-    def write_frame(self, frame: np.ndarray) -> int:
-        """Store one frame and return its number; rows that need the frame under it go."""
-        self.frames[self.written % len(self.frames)] = frame
-        self.written += 1
-        oldest = self.written - len(self.frames) + self.slack
-        while self.size and self.rows[self.position - self.size]["obs"][0] < oldest:
-            self.size -= 1
-        return self.written - 1
-
-    def write_stack(self, obs: np.ndarray) -> list[int]:
-        """Store the frames of the first observation of an episode, copies once."""
-        numbers: list[int] = []
-        frames = obs.reshape(-1, *self.frames.shape[1:])
-        for i, frame in enumerate(frames):
-            copied = i > 0 and np.array_equal(frame, frames[i - 1])
-            numbers.append(numbers[-1] if copied else self.write_frame(frame))
-        return numbers
-
-    def append(self, transition: Transition, action: np.ndarray, reward: np.ndarray) -> None:
-        """Store what is new in one step of all environments: a frame each, and the numbers."""
-        channels = self.frames.shape[1]
-        if not np.array_equal(transition.next_obs[:, :-channels], transition.obs[:, channels:]):
-            raise ValueError("An observation must be the last frames of its episode, newest last.")
-        start = transition.episode_start | self.unknown
+    def append(self, step: Transition, action: np.ndarray, reward: np.ndarray) -> None:
+        """Store what is new in one step of all environments: one frame each, and numbers."""
+        channels = self.ring.frames.shape[1]
+        if not np.array_equal(step.next_obs[:, :-channels], step.obs[:, channels:]):
+            raise ValueError("An observation must show the frame before and one more, newest last.")
+        start = step.episode_start | self.unknown
         for i in np.flatnonzero(start):
-            self.stack[i] = self.write_stack(transition.obs[i])
+            self.stack[i] = self.ring.write_stack(step.obs[i])
         self.n_step.waiting[:, start], self.unknown[:] = False, False
-        newest = [self.write_frame(obs[-channels:]) for obs in transition.next_obs]
+        newest = [self.ring.write(obs[-channels:]) for obs in step.next_obs]
         obs, self.stack = self.stack, np.column_stack([self.stack[:, 1:], newest])
         rows = make_rows(
             self.rows.dtype,
@@ -298,52 +319,42 @@ class FrameReplay(ReplayBuffer):
             action=action,
             reward=reward,
             next_obs=self.stack,
-            terminated=transition.terminated,
+            terminated=step.terminated,
             discount=self.n_step.gamma,
         )
-        self.add(self.n_step.add(rows, transition.truncated))
+        self.add(self.n_step.add(rows, step.truncated))
 
     def add(self, rows: np.ndarray) -> None:
-        """Store rows, the oldest of the ring giving way."""
+        """Store rows, and drop those that lost a frame or are about to."""
         super().add(rows)
         self.filled = min(self.filled + len(rows), len(self.rows))
+        oldest = self.ring.written - len(self.ring.frames) + self.slack
+        while self.size and self.rows[self.position - self.size]["obs"][0] < oldest:
+            self.size -= 1
 
     def sample(self, batch_size: int) -> np.ndarray:
-        """Draw rows uniformly, with replacement, from those whose frames are all there."""
+        """Draw rows uniformly, with replacement, from those that are whole."""
         if self.size == 0:
             raise ValueError("The replay buffer is empty: add transitions before you sample.")
         draws = self.generator.integers(self.size, size=batch_size)
         return self.rows.take(self.position - self.size + draws, mode="wrap")
 
-    def images(self, numbers: np.ndarray) -> np.ndarray:
-        """Put frames (batch, frame_stack) together to observations (batch, channels, height, width)."""
-        frames = self.frames.take(numbers % len(self.frames), axis=0)
-        return frames.reshape(len(numbers), -1, *frames.shape[-2:])
-
     def state_dict(self) -> dict[str, Any]:
         """Return the filled parts of both rings, without a copy, and all counters."""
-        tensors = {
-            "rows": self.rows[: self.filled].view(np.uint8),
-            "frames": self.frames[: self.written],
-            "stack": self.stack,
-            "unknown": self.unknown,
-        }
         return {
             **super().state_dict(),
-            **{name: torch.from_numpy(array) for name, array in tensors.items()},
+            "rows": torch.from_numpy(self.rows[: self.filled].view(np.uint8)),
             "size": self.size,
-            "written": self.written,
+            "ring": self.ring.state_dict(),
+            "stack": torch.from_numpy(self.stack),
+            "unknown": torch.from_numpy(self.unknown),
             "n_step": self.n_step.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over stored rings: the samples go on as if nothing had happened."""
-        frames = state["frames"].cpu().numpy()
-        if frames.shape[1:] != self.frames.shape[1:]:
-            shapes = f"{frames.shape[1:]}, not {self.frames.shape[1:]}"
-            raise ValueError(f"The stored frames have the shape {shapes}.")
+        self.ring.load_state_dict(state["ring"])
         super().load_state_dict(state)
-        self.filled, self.size, self.written = self.size, state["size"], state["written"]
-        self.frames[: len(frames)] = frames
+        self.filled, self.size = self.size, state["size"]
         self.stack[:], self.unknown[:] = state["stack"].cpu(), state["unknown"].cpu()
         self.n_step.load_state_dict(state["n_step"])
