@@ -261,8 +261,9 @@ class FrameRing:
 
     def stacks(self, numbers: np.ndarray) -> np.ndarray:
         """Put frames (batch, stack) together: (batch, stack * channels, height, width)."""
+        _, channels, height, width = self.frames.shape
         frames = self.frames.take(numbers % len(self.frames), axis=0)
-        return frames.reshape(len(numbers), -1, *frames.shape[-2:])
+        return frames.reshape(len(numbers), numbers.shape[1] * channels, height, width)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the frames that are there, without a copy."""
@@ -297,7 +298,8 @@ class FrameReplay(ReplayBuffer):
         super().__init__(capacity, transition_dtype(numbers, action_space), seed)
         self.n_step = NStepAccumulator(n_step, gamma, num_envs, self.rows.dtype)
         self.slack = num_envs * (frame_stack + 1) * (frame_stack + n_step)
-        self.ring = FrameRing(capacity + self.slack, (channels // frame_stack, *size))
+        room = capacity + num_envs + self.slack  # an episode has one frame more than steps
+        self.ring = FrameRing(room, (channels // frame_stack, *size))
         self.stack = np.zeros((num_envs, frame_stack), np.int64)  # what each environment shows
         self.unknown = np.ones(num_envs, dtype=bool)  # where nothing was shown yet
         self.filled = 0  # rows that were ever written
