@@ -353,12 +353,12 @@ def test_truncation_bootstraps_and_termination_does_not(terminates: bool, value:
     np.testing.assert_allclose(agent.q_values(images), value, atol=0.15)
 
 
-def test_learns_the_best_action_of_a_bandit() -> None:
-    own = {"update_every": 1, "policy_delay": 1, "noise_steps": 200, "lr": 3e-3}
-    agent = room_agent(own, length=1, terminates=True, best=2.0, high=3.0)
-    grown(agent, steps=600)
+@pytest.mark.parametrize(("best", "low", "high"), [(3.0, 2.0, 3.0), (-1.0, -1.0, 0.0)])
+def test_learns_the_best_action_of_a_bandit(best: float, low: float, high: float) -> None:
+    own = {"update_every": 1, "policy_delay": 1, "noise_steps": 100, "lr": 3e-3}
+    agent = grown(room_agent(own, length=1, terminates=True, best=best, high=3.0), steps=250)
     action, _ = agent.predict(np.full((1, 16, 16), 100, np.uint8))
-    assert action[0] == pytest.approx(2.0, abs=0.4)
+    assert low <= action[0] <= high  # 1 is the middle of the bounds
 
 
 def test_predict_on_one_image_and_on_a_batch() -> None:
@@ -498,7 +498,6 @@ def test_a_session_in_the_shell(
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"env_id": "Pendulum-v1"}, "has vector observations .* try sac or redq"),
-    ({"env_id": "CartPole-v1"}, "has vector observations .* try dqn"),
     (
         {"env_id": "Room-v0", "env_kwargs": {"dtype": "float32"}},
         r"has images of float32, but drqv2 needs bytes",
@@ -521,7 +520,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"pad": -1}, "at least 0, not -1"),
     ({"noise_end": -0.1}, "at least 0"),
     ({"encoder": "large"}, "must be one of 'small', 'nature'"),
-    ({"batch_size": 10**6}, "must not exceed 'buffer_size'"),
+    ({"batch_size": 600, "buffer_size": 500}, "must not exceed 'buffer_size'"),
     ({"reward_scale": 0}, "above 0"),
 ]
 
