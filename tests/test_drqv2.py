@@ -90,7 +90,7 @@ class Room(gym.Env[np.ndarray, np.ndarray]):
 
 @pytest.fixture(autouse=True, scope="module")
 def room() -> Iterator[None]:
-    gym.register("Room-v0", Room)
+    gym.register("Room-v0", lambda **kwargs: Room(**kwargs))
     yield
     gym.registry.pop("Room-v0")
 
@@ -159,7 +159,7 @@ def test_a_batch_shifts_both_observations_each_its_own_way() -> None:
     agent.learn(80, progress=False)
     frames = agent.replay.ring.frames[: agent.replay.ring.written]
     all_shifts = np.indices((9, 9)).reshape(2, 81)
-    known = {}
+    known: dict[bytes, int] = {}
     for frame in frames:
         for shift, moved in enumerate(shift_images(frame[None].repeat(81, 0), all_shifts, 4)):
             known.setdefault(moved.tobytes(), shift)

@@ -177,7 +177,7 @@ def test_the_same_seed_shows_the_same_pictures() -> None:
         obs = [env.reset(seed=8)[0]]
         obs += [env.step(np.array([1.0], np.float32))[0] for _ in range(5)]
         shown.append(np.array(obs))
-    assert np.array_equal(*shown)
+    assert np.array_equal(shown[0], shown[1])
     assert (shown[0][0] != shown[0][-1]).any()
     env.close()
 
@@ -234,8 +234,9 @@ def random_play(
         following = [*frames[1:], new]
         action, reward = rng.normal(size=(num_envs, 1)), rng.normal(size=num_envs)
         next_obs = np.concatenate(following, axis=1)
-        parts = (obs, action, reward, next_obs, terminated, truncated, start)
-        found.append(Transition(*(part.copy() for part in parts), None))
+        found.append(
+            Transition(obs, action, reward, next_obs, terminated, truncated, start, None)
+        )
         start = terminated | truncated | (rng.random() < 0.05)  # `learn` was called again
         mask, first = start[:, None, None, None], see()
         frames = [np.where(mask, first, frame) for frame in following]
