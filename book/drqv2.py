@@ -213,8 +213,8 @@ print(f"{medians['grid_sample'] / medians['windows on bytes']:.1f} times as fast
 assert medians["grid_sample"] > 3 * medians["windows on bytes"]
 
 # %% [markdown]
-# What it does to an image, with the largest shifts to the four sides. Nothing that matters is lost:
-# what leaves on one side was edge, and what comes in on the other repeats it.
+# What it does to an image, with the largest shifts to the four sides. A disc near the edge can lose a
+# part of itself; what comes in on the other side repeats the edge.
 
 # %% tags=["hide-input"]
 world = make_env("rlbook/PointReach-v0")

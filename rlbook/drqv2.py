@@ -203,8 +203,8 @@ def noise_std(step: int, start: float, end: float, steps: int) -> float:
 def noisy_action(action: Tensor, noise: Tensor, clip: float | None = None) -> Tensor:
     """Add noise, itself clipped if asked, and keep the sum in [-1, 1], but its gradient whole."""
     noise = noise if clip is None else noise.clamp(-clip, clip)
-    noisy = action.detach() + noise
-    return action + (noisy.clamp(-1, 1) - action.detach())
+    value = (action.detach() + noise).clamp(-1, 1)
+    return value + (action - action.detach())  # the second term is 0, and has the gradient
 
 
 # %% book/drqv2.py · The loss

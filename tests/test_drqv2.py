@@ -1,6 +1,7 @@
 """DrQ-v2: its shifts, its encoder, its losses, whose gradient goes where, and exact resume."""
 
 import json
+import runpy
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -542,3 +543,15 @@ def test_mistakes_get_a_sentence(
     said = capsys.readouterr().err.strip()
     assert str(error.value) in said and "\n" not in said
     assert not list(tmp_path.iterdir())
+
+
+def test_the_example_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    example = Path(__file__).parents[1] / "examples" / "drqv2_pendulum_pixels.py"
+    scores = runpy.run_path(str(example))["main"](steps=20, episodes=2)
+    said = capsys.readouterr().out
+    assert list(scores) == ["with shifts", "without shifts"]
+    assert all(f"{name}: {score:.0f} (95 %" in said for name, score in scores.items())
+    assert list(tmp_path.iterdir()) == []
