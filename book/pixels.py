@@ -740,6 +740,13 @@ assert np.array_equal(frames.sample(2)["obs"].shape, (2, 3))
 # The pictures that the agent sees stay the same, but each of the repeated steps is drawn and shrunk,
 # and all but the last are thrown away: twice the drawing for a repeat of two.
 #
+# ```python
+# inner = PixelObservation(ActionRepeat(Counting(), 2), size=2)
+# outer = ActionRepeat(PixelObservation(Counting(), size=2), 2)
+# shown = [(env.reset(), env.step(0))[1][0] for env in (inner, outer)]
+# assert np.array_equal(*shown)
+# ```
+#
 # </details>
 
 # %% [markdown]
@@ -754,6 +761,21 @@ assert np.array_equal(frames.sample(2)["obs"].shape, (2, 3))
 # would put together observations that were never seen. With the check it is refused at the first
 # step that differs.
 #
+# ```python
+# bright = np.arange(3, dtype=np.uint8)[:, None, None] * np.ones((2, 2), np.uint8)  # frames 0, 1, 2
+# obs, next_obs = bright[[0, 1]][None], bright[[0, 2]][None]  # the first frame, and the newest
+# one, no = np.ones(1), np.zeros(1, bool)
+# step = Transition(obs, one[:, None], one, next_obs, no, no, ~no, None)
+# buffer = FrameReplay(10, Box(0, 255, (2, 2, 2), np.uint8), Box(-1, 1, (1,)), frame_stack=2)
+# try:
+#     buffer.append(step, step.action, step.reward)
+#     stored = True
+# except ValueError as error:
+#     stored = False
+#     print(error)
+# assert not stored
+# ```
+#
 # </details>
 
 # %% [markdown]
@@ -766,6 +788,13 @@ assert np.array_equal(frames.sample(2)["obs"].shape, (2, 3))
 # Because the frame before is not always the number before. At the start of an episode the first
 # frame is repeated, and with several environments their frames alternate. Three numbers take 24
 # bytes beside a frame of 4,800, and there is no case to get wrong.
+#
+# ```python
+# ring, grey = FrameRing(8, (1, 2, 2)), np.zeros((2, 2, 2), np.uint8)
+# left, right = ring.write_stack(grey), ring.write_stack(grey + 1)  # two environments start
+# left, right = [left[1], ring.write(grey[:1] + 2)], [right[1], ring.write(grey[:1] + 3)]
+# assert left == [0, 2] and right == [1, 3]  # neither counts back by one
+# ```
 #
 # </details>
 
@@ -799,6 +828,21 @@ for episode in range(2):
 # first observation shows the last frame of the episode before: `4 0`. The agent sees a jump that
 # never happened. `FrameStack` puts in as many copies as the queue is long, which empties it of
 # everything older.
+#
+# ```python
+# class StackWithABug(FrameStack):
+#     """As `FrameStack`, without the bug."""
+#
+#     def reset(self, *, seed=None, options=None):
+#         obs, info = self.env.reset(seed=seed, options=options)
+#         self.frames.extend([obs] * self.frame_stack)
+#         return np.concatenate(self.frames), info
+#
+#
+# mended = StackWithABug(PixelObservation(Counting(), size=2), frame_stack=2)
+# first = [mended.reset()[0]] + [mended.step(0)[0] for _ in range(4)]
+# assert mended.reset()[0][:, 0, 0].tolist() == [0, 0]
+# ```
 #
 # </details>
 
