@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+import gymnasium as gym
+
 import rlbook.envs  # noqa: F401  registers the environments of the book
 
 if TYPE_CHECKING:
@@ -11,6 +13,15 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = ["ALGORITHMS", "__version__", "load"]
+
+# Those drawn in pixels are registered by name alone: their module imports torch.
+for _name, _maker, _limit in (
+    ("PointReach", "PointReach", 50),
+    ("PendulumPixels", "make_pendulum_pixels", None),
+    ("Pixels", "make_pixels", None),
+):
+    if f"rlbook/{_name}-v0" not in gym.registry:
+        gym.register(f"rlbook/{_name}-v0", f"rlbook.pixels:{_maker}", max_episode_steps=_limit)
 
 
 def __getattr__(name: str) -> Any:
