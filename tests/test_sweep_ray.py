@@ -30,12 +30,21 @@ TINY: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def ray() -> Iterator[Any]:
+def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A Ray of two cores, without its dashboard."""
+    # Each process of Ray imports jsonschema, which parses a large grammar with this package that
+    # Jupyter brings along. On a busy machine Ray then gives up before it has started.
+    quick = tmp_path_factory.mktemp("quick")
+    (quick / "sitecustomize.py").write_text('import sys; sys.modules["rfc3987_syntax"] = None')
     found = import_ray()
-    found.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield found
-    found.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(quick), prepend=os.pathsep)
+        patch.setenv(
+            "RAY_worker_niceness", "0"
+        )  # 15 otherwise: last in the queue of a busy machine
+        found.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+        yield found
+        found.shutdown()
 
 
 def holder(run_dir: str) -> int | None:
