@@ -41,7 +41,7 @@ def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         patch.setenv("PYTHONPATH", str(quick), prepend=os.pathsep)
         patch.setenv(
             "RAY_worker_niceness", "0"
-        )  # 15 otherwise: last in the queue of a busy machine
+        )  # 15 otherwise: on a busy machine never
         found.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
         yield found
         found.shutdown()
