@@ -68,3 +68,4 @@ bench: .venv/peers
 	$(BIN)/python bench/dqn.py
 	$(BIN)/python bench/sac.py
 	$(BIN)/python bench/redq.py
+	$(BIN)/python bench/speed.py

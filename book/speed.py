@@ -136,7 +136,7 @@ print("more than 10 % in buffer and loop:", ", ".join(over) or "none")
 def draw_contest(ax: plt.Axes, contest: dict[str, Any], title: str, unit: str) -> None:
     """Draw medians as bars, with quartiles as whiskers."""
     shades = [PALETTE[0], PALETTE[1], COLORS["random"]]
-    for y, (name, found) in enumerate(contest.items()):
+    for y, found in enumerate(contest.values()):
         median, low, high = found["ms"]
         ax.barh(y, median, color=shades[y % 3], height=0.65)
         ax.errorbar(median, y, xerr=[[median - low], [high - median]], color="black", capsize=3)
