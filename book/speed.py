@@ -156,8 +156,15 @@ for name in ("dqn", "sac"):
     print(f"{name}: Stable-Baselines3 takes {ratio:.2f} times as long (quartiles {low:.2f} to {high:.2f})")
     ratio = 1 / speed["peers"][name]["matrix products"]["times"][0]
     print(f"{name}: and this book {ratio:.2f} times as long as its matrix products alone")
+    theirs = speed["peers"][name]["stable-baselines3"]["ms"][0]
+    bound = theirs / speed["peers"][name]["matrix products"]["ms"][0]
+    print(f"{name}: nothing but those products would be {bound:.2f} times as fast as Stable-Baselines3")
 
 # %% [markdown]
+# SAC's products are most of its update: two layers of 256 units and a batch of 256 are real work,
+# and whoever multiplies the same matrices cannot be far ahead. DQN's batch is 64, its products are
+# over quickly, and what remains is calls.
+#
 # ## Beside bare passes
 #
 # Nobody else's code fits the other four so well, so they are measured against themselves: the whole
@@ -227,19 +234,12 @@ plt.show()
 
 # %%
 assert round(30 / (1.0e-3 - 0.6e-3)) == 75_000
-for size, found in speed["compile"].items():
-    works = {name: work["ms"][0] for name, work in found["works"].items()}
-    print(f"{size}: {found['hidden']}, batch {found['batch']}")
-    print("   ms of one gradient: " + ", ".join(f"{n} {ms:.3g}" for n, ms in works.items()))
-    saved = works["autograd"] - works["compiled"]
-    again = f"earned back after {1e3 * found['first_call_seconds'] / saved:,.0f} updates" if saved > 0 else "never earned back"
-    print(f"   the first call takes {found['first_call_seconds']:.0f} s: {again}")
 
 # %% [markdown]
-# The gradient of DQN's loss, which is the part that a compiler can see. Beside it stands the same
-# gradient by hand, which costs nothing to prepare. That is why no agent of this book has a setting
-# `compile`: its updates are written out as the few large operations that a compiler would look for,
-# and what is left outside them, sampling and the optimiser, is not compiled anyway.
+# No agent of this book has a setting `compile`. Its updates are written out as the few large
+# operations that a compiler would look for, and what is left outside them, sampling and the
+# optimiser, would not be compiled anyway. `python bench/speed.py --only compile` times the gradient
+# of DQN's loss by autograd, compiled and by hand, and what the first call costs.
 #
 # ## How cost grows
 #
@@ -277,6 +277,9 @@ for family, found in growth.items():
 #   its weights.
 # - **The stopwatches themselves take time**, about a microsecond at each door. For DQN, whose steps
 #   are short, they make acting and environment look a little dearer than they are.
+# - **Threads and compiling are left out** of the stored file. Two threads are measured by the clock
+#   on the wall, and that needs a machine with nothing else to do: `python bench/speed.py --only
+#   threads`.
 # - **A library does more than its update**: Stable-Baselines3 offers callbacks, loggers and
 #   normalisation, which cost a little when they are not used.
 #

@@ -1,10 +1,13 @@
 """Sweeps: seeds and variants side by side, stopped and resumed, and one small file at the end."""
 
+import fcntl
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable
@@ -291,6 +294,7 @@ def test_a_terminal_shows_one_bar_and_a_line_per_run(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(json.dumps({"algo": "dqn", **TINY}))
     words = ["sweep", "--config", "base.yaml", "--seeds", "2", "--run-dir", "runs"]
     master, slave = os.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 160, 0, 0))
     process = subprocess.Popen(
         [sys.executable, "-m", "rlbook.cli", *words], cwd=tmp_path, stdout=slave, stderr=slave
     )
