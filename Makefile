@@ -69,3 +69,4 @@ bench: .venv/peers
 	$(BIN)/python bench/sac.py
 	$(BIN)/python bench/redq.py
 	$(BIN)/python bench/drqv2.py
+	$(BIN)/python bench/speed.py

@@ -974,15 +974,21 @@ def run_labels(configs: Sequence[dict[str, Any]]) -> list[str]:
 
 # %%
 #| export
+def image_kind(out: str | Path) -> str:
+    """Return the kind of picture that a name stands for, or say which there are."""
+    kind = Path(out).suffix[1:].lower()
+    if kind not in ("png", "pdf", "svg"):
+        raise ValueError(f"Cannot write {out}: its name must end in .png, .pdf or .svg.")
+    return kind
+
+
 def plot_runs(
     paths: Sequence[str | Path], out: str | Path, metric: str = "eval_return_mean"
 ) -> Figure:
     """Draw runs as curves, seeds of the same settings as one band, and write the figure."""
     if not paths:
         raise ValueError("There is no run to plot: name at least one run directory.")
-    kind = Path(out).suffix[1:].lower()
-    if kind not in ("png", "pdf", "svg"):
-        raise ValueError(f"Cannot write {out}: its name must end in .png, .pdf or .svg.")
+    kind = image_kind(out)
     groups = group_runs(paths, metric)
     configs = [group[0][0] for group in groups]
     colors = series_colors([str(config["algo"]) for config in configs])
@@ -995,6 +1001,32 @@ def plot_runs(
             line.set_marker("o" if np.size(line.get_xdata()) == 1 else "")  # a point has no line
         ylabel = "undiscounted return" if metric == "eval_return_mean" else metric
         label_curves(ax, title=", ".join(environments), ylabel=ylabel)
+        ax.legend()
+        write_whole(out, lambda file: figure.savefig(file, format=kind))
+    return figure
+
+
+# %% [markdown]
+# The same for the files that sweeps have stored; where there are several, a curve is named after its
+# file, too.
+
+# %%
+#| export
+def plot_results(paths: Sequence[str | Path], out: str | Path) -> Figure:
+    """Draw all curves of stored results into one figure and write it."""
+    kind, results = image_kind(out), [load_result(path) for path in paths]
+    runs = [
+        (f"{Path(path).stem}: {name}" if len(results) > 1 else name, result["algo"], run)
+        for path, result in zip(paths, results, strict=True)
+        for name, run in result["runs"].items()
+    ]
+    colors = series_colors([algo for _, algo, _ in runs])
+    with matplotlib.rc_context(STYLE):
+        figure = Figure()
+        ax = figure.subplots()
+        for (label, _, run), color in zip(runs, colors, strict=True):
+            plot_band(ax, np.array(run["steps"]), np.array(run["returns"]), label, color)
+        label_curves(ax, title=", ".join({str(result["env_id"]): None for result in results}))
         ax.legend()
         write_whole(out, lambda file: figure.savefig(file, format=kind))
     return figure

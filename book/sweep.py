@@ -18,8 +18,9 @@
 # chapter you build the tool that made every comparison in this book. It trains each variant of an
 # algorithm with several seeds, one process per run and as many at a time as you have cores. You may
 # stop it at any moment, by Ctrl-C or by the plug: the same command goes on where it stopped and
-# repeats nothing. At the end it prints a mean with an interval for each variant, and writes one
-# small file that holds every curve, the settings, the seeds, the versions and the command.
+# repeats nothing. At the end it prints a mean and an interquartile mean for each variant, both with
+# an interval, and writes one small file that holds every curve, the settings, the seeds, the
+# versions and the command.
 #
 # | | |
 # |---|---|
@@ -50,11 +51,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import stats
+from tqdm import tqdm
 
 import rlbook
 from rlbook.agent import find_algorithm
 from rlbook.envs import mean_interval
-from rlbook.run import Interrupted, RunDirectory, RunFailed, catch_signals, resume, train
+from rlbook.progress import Interrupted, Progress, RunFailed, catch_signals
+from rlbook.run import RunDirectory, resume, train
 from rlbook.settings import Config, check_names, make_config, parse_yaml, read_settings
 
 # %% [markdown]
@@ -475,7 +479,7 @@ class Workers:
 
 
 # %% [markdown]
-# The loop that feeds them: start what fits, report what has ended, and on a signal stop all.
+# What a process printed last is why it failed.
 
 # %%
 #| export
@@ -491,36 +495,109 @@ def last_words(item: Item, code: int) -> str:
     return said[-1] if said else f"its process ended with code {code}"
 
 
+# %% [markdown]
+# ## One bar for all
+#
+# Twenty bars would flicker, so there is one for the whole sweep. It counts environment steps, since
+# a run may take hours, and finds them where the runs leave them anyway: in the last line of each
+# `metrics.jsonl`. A run that has ended is one line of text above the bar.
+
 # %%
 #| export
-def run_plan(plan: Sequence[Item], jobs: int, say: Callable[[str], None] = print) -> list[Item]:
-    """Do all runs that are not finished, `jobs` at a time; return those that failed."""
-    waiting = [item for item in plan if read_outcome(item.run_dir) is None]
-    done, failed, workers = len(plan) - len(waiting), [], Workers()
-    if done:
-        say(f"{done} of {len(plan)} runs are finished already.")
+def last_step(run_dir: str | Path) -> int:
+    """Return the step of the last whole line of a run's metrics; 0 if there is none."""
     try:
-        with catch_signals() as caught:
-            while (waiting or workers.running) and not caught:
-                while waiting and len(workers.running) < jobs:
-                    workers.start(waiting.pop(0))
+        with open(Path(run_dir) / "metrics.jsonl", "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))  # a line is far shorter
+            return int(json.loads(file.read().splitlines()[-1])["global_step"])
+    except (OSError, ValueError, IndexError, KeyError, TypeError):
+        return 0  # it has not begun, or is writing its line right now
+
+
+class Report:
+    """What a sweep says while it runs: a line per run that has ended, and a bar for the whole."""
+
+    def __init__(self, plan: Sequence[Item], say: Callable[[str], None]) -> None:
+        self.plan, self.say, self.failed = plan, say, list[Item]()
+        self.sizes = {item.run_dir: item.config().total_steps for item in plan}
+        self.waiting = [item for item in plan if read_outcome(item.run_dir) is None]
+        self.ended = {item.run_dir for item in plan} - {item.run_dir for item in self.waiting}
+        if self.ended:
+            say(f"{len(self.ended)} of {len(plan)} runs are finished already.")
+        self.bar = Progress("sweep", self.steps(), sum(self.sizes.values()), enabled=True)
+        self.shown = time.perf_counter()
+
+    def steps(self) -> int:
+        """Count the environment steps of all runs so far."""
+        return sum(n if d in self.ended else last_step(d) for d, n in self.sizes.items())
+
+    def show(self) -> None:
+        """Move the bar, once a second at most."""
+        if time.perf_counter() - self.shown > 1:
+            self.bar.step(self.steps(), None)
+            self.shown = time.perf_counter()
+
+    def end(self, item: Item, why: str) -> None:
+        """Say how a run ended; `why` counts only if it left no result."""
+        self.ended.add(item.run_dir)
+        outcome = read_outcome(item.run_dir)
+        if outcome is None:
+            self.failed.append(item)
+            how = f"failed: {why}"
+        else:
+            how = f"return {outcome.returns[-1]:g} in {outcome.seconds:.0f} s"
+        where = f"[{len(self.ended)}/{len(self.plan)}] {item.variant}, seed {item.seed}"
+        with tqdm.external_write_mode():  # the bar steps aside
+            self.say(f"{where}: {how}")
+
+    def close(self, caught: list[int]) -> None:
+        """Take the bar away, and raise if a signal has stopped the sweep."""
+        self.bar.close(self.steps())
+        if caught:
+            left = sum(read_outcome(item.run_dir) is None for item in self.plan)
+            where = f"Stopped with {left} of {len(self.plan)} runs unfinished"
+            raise Interrupted(f"{where}: the same command goes on.", caught[0])
+
+
+# %% [markdown]
+# The loop that feeds the processes: start what fits, report what has ended, and on a signal stop
+# all. A `Backend` is whatever does a list of runs; the chapter [cluster](cluster.ipynb) adds another.
+
+# %%
+#| export
+Backend = Callable[[Sequence[Item], int | None, Callable[[str], None]], list[Item]]
+
+
+def run_plan(
+    plan: Sequence[Item], jobs: int | None = None, say: Callable[[str], None] = print
+) -> list[Item]:
+    """Do all runs that are not finished, `jobs` at a time; return those that failed."""
+    report, workers, jobs = Report(plan, say), Workers(), jobs or cores()
+    with catch_signals() as caught:
+        try:
+            while (report.waiting or workers.running) and not caught:
+                while report.waiting and len(workers.running) < jobs:
+                    workers.start(report.waiting.pop(0))
                 for item, code in workers.finished():
-                    done += 1
-                    where = f"[{done}/{len(plan)}] {item.variant}, seed {item.seed}"
-                    outcome = read_outcome(item.run_dir)
-                    if outcome is None:
-                        failed.append(item)
-                        say(f"{where}: failed: {last_words(item, code)}")
-                    else:
-                        say(f"{where}: return {outcome.returns[-1]:g} in {outcome.seconds:.0f} s")
+                    report.end(item, last_words(item, code))
+                report.show()
                 time.sleep(0.05)
-    finally:
-        workers.stop()
-    if caught:
-        left = sum(read_outcome(item.run_dir) is None for item in plan)
-        message = f"Stopped with {left} of {len(plan)} runs unfinished: the same command goes on."
-        raise Interrupted(message, caught[0])
-    return failed
+        finally:
+            workers.stop()
+    report.close(caught)
+    return report.failed
+
+
+def find_backend(name: str) -> Backend:
+    """Return what does the runs: processes of this machine, or a Ray cluster."""
+    if name == "local":
+        return run_plan
+    if name == "ray":
+        from rlbook.cluster import import_ray, run_on_ray  # it imports this module
+
+        import_ray()  # says what is missing before anything runs
+        return run_on_ray
+    raise ValueError(f"There is no backend {name!r}: use 'local' or 'ray'.")
 
 
 # %% [markdown]
@@ -607,17 +684,58 @@ def write_result(out: Path, result: dict[str, Any]) -> None:
     os.replace(temporary, out)
 
 
+# %% [markdown]
+# ## What the seeds say together
+#
+# The mean of five scores is at the mercy of one: $10, 12, 11, 13$ and a failure at $-100$ have the
+# mean $-10.8$, which no run scored. The median, 11, ignores four of five. Agarwal et al. (2021)
+# recommend what lies between, the **interquartile mean**: leave out the lowest and the highest
+# quarter, and average the rest. By hand, of five scores one goes on each side, and
+# $(10 + 11 + 12) / 3 = 11$.
+#
+# How sure is it? Student's t does not apply to a trimmed mean. The bootstrap does: draw as many
+# scores, with replacement, as there are seeds, take the interquartile mean, do so thousands of
+# times, and read off the middle 95 %. SciPy has both parts.
+
+# %%
+#| export
+def iqm_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the interquartile mean of scores and the ends of its 95 % bootstrap interval."""
+    scores = np.asarray(values, dtype=np.float64)
+    center = float(stats.trim_mean(scores, 0.25))
+    if len(scores) < 2:  # one value has no spread to estimate
+        return center, float("nan"), float("nan")
+
+    def iqm(draws: np.ndarray, axis: int) -> np.ndarray:
+        return np.asarray(stats.trim_mean(draws, 0.25, axis=axis))
+
+    found = stats.bootstrap((scores,), iqm, method="percentile", n_resamples=5_000, rng=0)
+    return center, float(found.confidence_interval.low), float(found.confidence_interval.high)
+
+
 def summary(result: dict[str, Any]) -> str:
-    """Return a table: the last evaluation of each variant, as mean and interval over seeds."""
+    """Return two lines a variant: its last evaluations, as mean and interquartile mean."""
     lines = []
     width = max(map(len, result["runs"]))
     for name, run in result["runs"].items():
-        mean, low, high = mean_interval(np.array(run["final"]))
         seeds = len(run["final"])
-        spread = f"95 % interval {low:8.2f} to {high:8.2f}" if seeds > 1 else "one seed"
-        lines.append(f"{name:{width}}  mean {mean:8.2f}   {spread}   {seeds} seeds")
+        middles = {"mean": mean_interval(np.array(run["final"])), "IQM": iqm_interval(run["final"])}
+        for what, (middle, low, high) in middles.items():
+            spread = f"95 % interval {low:8.2f} to {high:8.2f}" if seeds > 1 else "one seed"
+            label, count = (name, f"   {seeds} seeds") if what == "mean" else ("", "")
+            lines.append(f"{label:{width}}  {what:4} {middle:8.2f}   {spread}{count}")
     return "\n".join(lines)
 
+
+# %%
+one_failed = [10.0, 12.0, 11.0, 13.0, -100.0]
+assert abs(np.mean(one_failed) + 10.8) < 1e-12 and iqm_interval(one_failed)[0] == 11
+print(summary({"runs": {"one failed": {"final": one_failed}}}))
+
+# %% [markdown]
+# The interval of the mean reaches from below the failure to beyond the best score. That of the
+# interquartile mean ends at the best score, and its lower end still tells of the failure: in some of
+# the draws it came up often enough to survive the trimming.
 
 # %% [markdown]
 # ## The whole sweep
@@ -636,10 +754,12 @@ def sweep(
     directory: str | Path | None = None,
     out: str | Path | None = None,
     jobs: int | None = None,
+    backend: str = "local",
     command: str = "rlbook.sweep.sweep",
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Train every variant with every seed, side by side, and return and write the result."""
+    run_all = find_backend(backend)
     chosen = check_variants({algo: {}} if variants is None else variants)
     env_id = make_config(find_algorithm(algo).config_class, settings).env_id
     folder = Path(directory or "runs/sweep-" + re.sub(r"[^\w.]+", "-", f"{algo}-{env_id}"))
@@ -650,7 +770,7 @@ def sweep(
     began = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        failed = run_plan(plan, jobs or cores(), say)
+        failed = run_all(plan, jobs, say)
     finally:
         seconds = read_note(folder)["seconds"] + time.perf_counter() - began
         write_note(folder, {"seconds": seconds})
@@ -773,8 +893,10 @@ assert not (folder / "runs/wrong").exists()
 # ## Honest edges
 #
 # - The interval is over seeds, of the score of the last evaluation. It says nothing about other
-#   environments, and it takes scores for normal; with a few runs that fail completely they are not.
-#   Agarwal et al. (2021) recommend the interquartile mean with a bootstrap for such cases.
+#   environments. That of the mean takes scores for normal; with a few runs that fail completely they
+#   are not. That of the interquartile mean takes the seeds at hand for all there are: with five it
+#   is too narrow, and with four or fewer nothing is trimmed. So both stand in the summary, and the
+#   figures of the book draw the mean.
 # - The seeds of two variants are the same numbers, but the runs share no randomness after the first
 #   update. Treat them as independent.
 # - Seconds are counted while several runs share a machine. Compare them within one sweep only.

@@ -387,16 +387,22 @@ def watch_command(parser: Parser, arguments: list[str]) -> int:
 
 @command("plot", "rlbook plot runs/a runs/b --out curve.png")
 def plot_command(parser: Parser, arguments: list[str]) -> int:
-    """Draw the learning curves of runs; seeds of the same settings become one band."""
-    parser.add_argument("runs", nargs="+", help="run directories")
+    """Draw the learning curves of runs, or those that a sweep stored; seeds become one band."""
+    parser.add_argument("runs", nargs="+", help="run directories, or results of sweeps (.json)")
     parser.add_argument("--out", default="curve.png", metavar="FILE", help="[curve.png]")
     parser.add_argument(
         "--metric", default="eval_return_mean", metavar="NAME", help="[eval_return_mean]"
     )
     options = parser.parse(arguments)
-    from rlbook.figures import plot_runs
+    from rlbook.figures import plot_results, plot_runs
 
-    plot_runs(options.runs, options.out, metric=options.metric)
+    stored = [run for run in options.runs if run.endswith(".json")]
+    if stored and (len(stored) < len(options.runs) or options.metric != "eval_return_mean"):
+        raise ValueError("A stored result holds evaluations: plot it without runs or --metric.")
+    if stored:
+        plot_results(stored, options.out)
+    else:
+        plot_runs(options.runs, options.out, metric=options.metric)
     print(f"Wrote {options.out}.")
     return 0
 
@@ -409,6 +415,8 @@ def sweep_command(parser: Parser, arguments: list[str]) -> int:
     grid_help = "values of a setting, each a variant; more of these are combined"
     parser.add_argument("--vary", nargs="+", metavar="NAME=A,B", help=grid_help)
     parser.add_argument("--jobs", type=count, metavar="N", help="runs at a time [one per core]")
+    backends = "local, or ray: the cluster that ray.init() finds [local]"
+    parser.add_argument("--backend", default="local", metavar="NAME", help=backends)
     where = "JSON of all curves [result.json in the directory of the sweep]"
     parser.add_argument("--out", metavar="FILE", help=where)
     agent_class, settings, options = parse_training(parser, arguments)
@@ -430,6 +438,7 @@ def sweep_command(parser: Parser, arguments: list[str]) -> int:
         directory=directory,
         out=options.out,
         jobs=options.jobs,
+        backend=options.backend,
         command=shlex.join(["rlbook", "sweep", *arguments]),
     )
     return 0

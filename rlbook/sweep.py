@@ -1,8 +1,10 @@
 """Made from book/sweep.py: edit the chapter, then run `rlbook tangle`."""
 
 __all__ = [
+    "Backend",
     "Item",
     "Outcome",
+    "Report",
     "Variants",
     "Workers",
     "alone",
@@ -13,8 +15,11 @@ __all__ = [
     "check_variants",
     "collect",
     "cores",
+    "find_backend",
     "follow_parent",
     "grid",
+    "iqm_interval",
+    "last_step",
     "last_words",
     "make_plan",
     "overrides",
@@ -53,11 +58,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import stats
+from tqdm import tqdm
 
 import rlbook
 from rlbook.agent import find_algorithm
 from rlbook.envs import mean_interval
-from rlbook.run import Interrupted, RunDirectory, RunFailed, catch_signals, resume, train
+from rlbook.progress import Interrupted, Progress, RunFailed, catch_signals
+from rlbook.run import RunDirectory, resume, train
 from rlbook.settings import Config, check_names, make_config, parse_yaml, read_settings
 
 # %% book/sweep.py · Variants
@@ -330,34 +338,95 @@ def last_words(item: Item, code: int) -> str:
     return said[-1] if said else f"its process ended with code {code}"
 
 
-def run_plan(plan: Sequence[Item], jobs: int, say: Callable[[str], None] = print) -> list[Item]:
-    """Do all runs that are not finished, `jobs` at a time; return those that failed."""
-    waiting = [item for item in plan if read_outcome(item.run_dir) is None]
-    done, failed, workers = len(plan) - len(waiting), [], Workers()
-    if done:
-        say(f"{done} of {len(plan)} runs are finished already.")
+# %% book/sweep.py · One bar for all
+def last_step(run_dir: str | Path) -> int:
+    """Return the step of the last whole line of a run's metrics; 0 if there is none."""
     try:
-        with catch_signals() as caught:
-            while (waiting or workers.running) and not caught:
-                while waiting and len(workers.running) < jobs:
-                    workers.start(waiting.pop(0))
+        with open(Path(run_dir) / "metrics.jsonl", "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))  # a line is far shorter
+            return int(json.loads(file.read().splitlines()[-1])["global_step"])
+    except (OSError, ValueError, IndexError, KeyError, TypeError):
+        return 0  # it has not begun, or is writing its line right now
+
+
+class Report:
+    """What a sweep says while it runs: a line per run that has ended, and a bar for the whole."""
+
+    def __init__(self, plan: Sequence[Item], say: Callable[[str], None]) -> None:
+        self.plan, self.say, self.failed = plan, say, list[Item]()
+        self.sizes = {item.run_dir: item.config().total_steps for item in plan}
+        self.waiting = [item for item in plan if read_outcome(item.run_dir) is None]
+        self.ended = {item.run_dir for item in plan} - {item.run_dir for item in self.waiting}
+        if self.ended:
+            say(f"{len(self.ended)} of {len(plan)} runs are finished already.")
+        self.bar = Progress("sweep", self.steps(), sum(self.sizes.values()), enabled=True)
+        self.shown = time.perf_counter()
+
+    def steps(self) -> int:
+        """Count the environment steps of all runs so far."""
+        return sum(n if d in self.ended else last_step(d) for d, n in self.sizes.items())
+
+    def show(self) -> None:
+        """Move the bar, once a second at most."""
+        if time.perf_counter() - self.shown > 1:
+            self.bar.step(self.steps(), None)
+            self.shown = time.perf_counter()
+
+    def end(self, item: Item, why: str) -> None:
+        """Say how a run ended; `why` counts only if it left no result."""
+        self.ended.add(item.run_dir)
+        outcome = read_outcome(item.run_dir)
+        if outcome is None:
+            self.failed.append(item)
+            how = f"failed: {why}"
+        else:
+            how = f"return {outcome.returns[-1]:g} in {outcome.seconds:.0f} s"
+        where = f"[{len(self.ended)}/{len(self.plan)}] {item.variant}, seed {item.seed}"
+        with tqdm.external_write_mode():  # the bar steps aside
+            self.say(f"{where}: {how}")
+
+    def close(self, caught: list[int]) -> None:
+        """Take the bar away, and raise if a signal has stopped the sweep."""
+        self.bar.close(self.steps())
+        if caught:
+            left = sum(read_outcome(item.run_dir) is None for item in self.plan)
+            where = f"Stopped with {left} of {len(self.plan)} runs unfinished"
+            raise Interrupted(f"{where}: the same command goes on.", caught[0])
+
+
+Backend = Callable[[Sequence[Item], int | None, Callable[[str], None]], list[Item]]
+
+
+def run_plan(
+    plan: Sequence[Item], jobs: int | None = None, say: Callable[[str], None] = print
+) -> list[Item]:
+    """Do all runs that are not finished, `jobs` at a time; return those that failed."""
+    report, workers, jobs = Report(plan, say), Workers(), jobs or cores()
+    with catch_signals() as caught:
+        try:
+            while (report.waiting or workers.running) and not caught:
+                while report.waiting and len(workers.running) < jobs:
+                    workers.start(report.waiting.pop(0))
                 for item, code in workers.finished():
-                    done += 1
-                    where = f"[{done}/{len(plan)}] {item.variant}, seed {item.seed}"
-                    outcome = read_outcome(item.run_dir)
-                    if outcome is None:
-                        failed.append(item)
-                        say(f"{where}: failed: {last_words(item, code)}")
-                    else:
-                        say(f"{where}: return {outcome.returns[-1]:g} in {outcome.seconds:.0f} s")
+                    report.end(item, last_words(item, code))
+                report.show()
                 time.sleep(0.05)
-    finally:
-        workers.stop()
-    if caught:
-        left = sum(read_outcome(item.run_dir) is None for item in plan)
-        message = f"Stopped with {left} of {len(plan)} runs unfinished: the same command goes on."
-        raise Interrupted(message, caught[0])
-    return failed
+        finally:
+            workers.stop()
+    report.close(caught)
+    return report.failed
+
+
+def find_backend(name: str) -> Backend:
+    """Return what does the runs: processes of this machine, or a Ray cluster."""
+    if name == "local":
+        return run_plan
+    if name == "ray":
+        from rlbook.cluster import import_ray, run_on_ray  # it imports this module
+
+        import_ray()  # says what is missing before anything runs
+        return run_on_ray
+    raise ValueError(f"There is no backend {name!r}: use 'local' or 'ray'.")
 
 
 # %% book/sweep.py · One small file
@@ -427,15 +496,32 @@ def write_result(out: Path, result: dict[str, Any]) -> None:
     os.replace(temporary, out)
 
 
+# %% book/sweep.py · What the seeds say together
+def iqm_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the interquartile mean of scores and the ends of its 95 % bootstrap interval."""
+    scores = np.asarray(values, dtype=np.float64)
+    center = float(stats.trim_mean(scores, 0.25))
+    if len(scores) < 2:  # one value has no spread to estimate
+        return center, float("nan"), float("nan")
+
+    def iqm(draws: np.ndarray, axis: int) -> np.ndarray:
+        return np.asarray(stats.trim_mean(draws, 0.25, axis=axis))
+
+    found = stats.bootstrap((scores,), iqm, method="percentile", n_resamples=5_000, rng=0)
+    return center, float(found.confidence_interval.low), float(found.confidence_interval.high)
+
+
 def summary(result: dict[str, Any]) -> str:
-    """Return a table: the last evaluation of each variant, as mean and interval over seeds."""
+    """Return two lines a variant: its last evaluations, as mean and interquartile mean."""
     lines = []
     width = max(map(len, result["runs"]))
     for name, run in result["runs"].items():
-        mean, low, high = mean_interval(np.array(run["final"]))
         seeds = len(run["final"])
-        spread = f"95 % interval {low:8.2f} to {high:8.2f}" if seeds > 1 else "one seed"
-        lines.append(f"{name:{width}}  mean {mean:8.2f}   {spread}   {seeds} seeds")
+        middles = {"mean": mean_interval(np.array(run["final"])), "IQM": iqm_interval(run["final"])}
+        for what, (middle, low, high) in middles.items():
+            spread = f"95 % interval {low:8.2f} to {high:8.2f}" if seeds > 1 else "one seed"
+            label, count = (name, f"   {seeds} seeds") if what == "mean" else ("", "")
+            lines.append(f"{label:{width}}  {what:4} {middle:8.2f}   {spread}{count}")
     return "\n".join(lines)
 
 
@@ -449,10 +535,12 @@ def sweep(
     directory: str | Path | None = None,
     out: str | Path | None = None,
     jobs: int | None = None,
+    backend: str = "local",
     command: str = "rlbook.sweep.sweep",
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
     """Train every variant with every seed, side by side, and return and write the result."""
+    run_all = find_backend(backend)
     chosen = check_variants({algo: {}} if variants is None else variants)
     env_id = make_config(find_algorithm(algo).config_class, settings).env_id
     folder = Path(directory or "runs/sweep-" + re.sub(r"[^\w.]+", "-", f"{algo}-{env_id}"))
@@ -463,7 +551,7 @@ def sweep(
     began = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        failed = run_plan(plan, jobs or cores(), say)
+        failed = run_all(plan, jobs, say)
     finally:
         seconds = read_note(folder)["seconds"] + time.perf_counter() - began
         write_note(folder, {"seconds": seconds})

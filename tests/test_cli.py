@@ -311,6 +311,9 @@ MISTAKES: list[tuple[str, str]] = [
     ("plot runs/b", "runs/b is no run directory"),
     ("plot runs/a --metric los", "has no metric 'los'. Did you mean 'loss'?"),
     ("plot runs/a --out a.bmp", "its name must end in .png, .pdf or .svg."),
+    ("plot none.json", "Cannot read the result none.json: No such file or directory."),
+    ("plot a.json runs/a", "A stored result holds evaluations: plot it without runs or --metric."),
+    ("plot a.json --metric loss", "plot it without runs or --metric."),
     ("tangle", "This is not a checkout of the book"),
 ]
 

@@ -462,3 +462,19 @@ def test_solution_how_many_seeds() -> None:
         power[n] = np.mean(np.abs(difference) > stdtrit(2 * n - 2, 0.975) * error)
     assert abs(power[5] - 0.285) < 0.01
     assert 0.89 < power[22] < 0.903 < 0.905 < power[23]
+
+
+def test_stored_results_are_drawn_and_named(tmp_path: Path) -> None:
+    result = {"command": "rlbook sweep", "algo": "dqn", "env_id": "CartPole-v1", "seeds": [0, 1]}
+    runs = {name: {"steps": [1, 2], "returns": [[0.0, 1.0], [0.0, 2.0]]} for name in ("a", "b")}
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.json").write_text(json.dumps({**result, "runs": runs}))
+    one, two = tmp_path / "one.json", tmp_path / "two.json"
+    labels = [
+        [text.get_text() for text in figures.plot_results(paths, out).axes[0].get_legend().texts]
+        for paths, out in (([one], tmp_path / "1.png"), ([one, two], tmp_path / "2.svg"))
+    ]
+    assert labels[0] == ["a (2 seeds)", "b (2 seeds)"]
+    assert labels[1][:3] == ["one: a (2 seeds)", "one: b (2 seeds)", "two: a (2 seeds)"]
+    assert (tmp_path / "1.png").stat().st_size > 0 and (tmp_path / "2.svg").stat().st_size > 0
+    assert ".png" in message(lambda: figures.plot_results([one], tmp_path / "x.txt"))

@@ -1,10 +1,13 @@
 """Sweeps: seeds and variants side by side, stopped and resumed, and one small file at the end."""
 
+import fcntl
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable
@@ -22,6 +25,8 @@ from rlbook.sweep import (
     Item,
     check_seeds,
     grid,
+    iqm_interval,
+    last_step,
     make_plan,
     read_outcome,
     run_item,
@@ -92,6 +97,8 @@ def test_each_run_is_reported_once_then_the_means(swept: Swept) -> None:
     assert sum("plain, seed 1: return" in line for line in said) == 1
     mean, low, high = mean_interval(np.array(result["runs"]["plain"]["final"]))
     assert f"mean {mean:8.2f}   95 % interval {low:8.2f} to {high:8.2f}   2 seeds" in said[-1]
+    middle, low, high = iqm_interval(result["runs"]["plain"]["final"])
+    assert f"IQM  {middle:8.2f}   95 % interval {low:8.2f} to {high:8.2f}" in said[-1]
     assert str(folder / "x.json") in said[-1]
 
 
@@ -257,6 +264,55 @@ def test_one_seed_has_no_interval() -> None:
     assert "one seed" in summary({"runs": {"a": {"final": [1.0]}}})
 
 
+def test_the_interquartile_mean_leaves_out_a_quarter_on_each_side() -> None:
+    scores = [100.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, -100.0]
+    middle, low, high = iqm_interval(scores)
+    assert middle == 3.5 and low < middle < high
+    assert iqm_interval(scores) == (middle, low, high)  # the bootstrap draws from its own seed
+    assert iqm_interval([7.0, 7.0, 7.0]) == (7.0, 7.0, 7.0)
+    assert np.isnan(iqm_interval([7.0])[1:]).all()
+
+
+def test_the_bootstrap_interval_narrows_with_the_seeds() -> None:
+    rng = np.random.default_rng(0)
+    widths = [np.diff(iqm_interval(rng.normal(size=n).tolist())[1:])[0] for n in (10, 1_000)]
+    assert 0 < widths[1] < widths[0] / 4
+
+
+# The bar ----------------------------------------------------------------------------------------
+
+
+def test_a_line_that_is_half_written_moves_no_bar(tmp_path: Path) -> None:
+    assert last_step(tmp_path) == 0
+    (tmp_path / "metrics.jsonl").write_text('{"global_step": 10}\n{"global_step": 20}\n')
+    assert last_step(tmp_path) == 20
+    (tmp_path / "metrics.jsonl").write_text('{"global_step": 10}\n{"globa')
+    assert last_step(tmp_path) == 0
+
+
+def test_a_terminal_shows_one_bar_and_a_line_per_run(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(json.dumps({"algo": "dqn", **TINY}))
+    words = ["sweep", "--config", "base.yaml", "--seeds", "2", "--run-dir", "runs"]
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 160, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rlbook.cli", *words], cwd=tmp_path, stdout=slave, stderr=slave
+    )
+    os.close(slave)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(master, 4096)
+        except OSError:  # the other end is closed
+            break
+    os.close(master)
+    assert process.wait() == 0
+    text = shown.decode()
+    assert text.count("[1/2] dqn, seed") == text.count("[2/2] dqn, seed") == 1
+    bars = [line for line in text.replace("\n", "\r").split("\r") if line.startswith("sweep:")]
+    assert "0/400" in bars[0] and "100%" in bars[-1] and "400/400" in bars[-1]
+
+
 # Mistakes -------------------------------------------------------------------------------------
 
 MISTAKES: list[tuple[str, str]] = [
@@ -284,6 +340,10 @@ MISTAKES: list[tuple[str, str]] = [
     ("--config two.yaml --vary lr=1,2", "The config file has `variants` already"),
     ("--config two.yaml", "DQN has no setting 'lrr'."),
     ("--config seeds.yaml", "`seeds` must be a number above 0, or a list of different"),
+    ("--config zero.yaml", "`seeds` must be a number above 0, or a list of different"),
+    ("--config value.yaml", "Setting 'lr' must be a number, not 'fast'."),
+    ("--backend slurm", "There is no backend 'slurm': use 'local' or 'ray'."),
+    ("--backend ray", "needs Ray, which is not installed: `pip install 'rlbook[ray]'`."),
 ]
 
 
@@ -297,6 +357,7 @@ def test_each_mistake_is_one_sentence_before_anything_runs(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
     (tmp_path / "x.json").write_bytes((swept[0] / "x.json").read_bytes())
     run = tmp_path / "runs" / "dqn" / "seed_0"
     run.mkdir(parents=True)
@@ -309,6 +370,8 @@ def test_each_mistake_is_one_sentence_before_anything_runs(
         "none.yaml": {**base, "variants": {}},
         "two.yaml": {**base, "variants": {"a": {"lrr": 1}}},
         "seeds.yaml": {**base, "seeds": [1, 1]},
+        "zero.yaml": {**base, "seeds": 0},
+        "value.yaml": {**base, "variants": {"a": {"lr": "fast"}}},
         "notes.json": {"my": "notes"},
     }
     for name, content in files.items():

@@ -1,0 +1,48 @@
+"""What all benchmarks share: contestants take turns, and medians come with their spread."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Work = Callable[[], object]
+
+
+def seconds(work: Work, count: int = 1, wall: bool = False) -> float:
+    """Return the seconds of one call: of the processor, which other programs do not slow down."""
+    clock = time.perf_counter if wall else time.process_time
+    began = clock()
+    for _ in range(count):
+        work()
+    return (clock() - began) / count
+
+
+def take_turns(
+    works: dict[str, Work], rounds: int = 9, slice_seconds: float = 0.02, wall: bool = False
+) -> dict[str, list[float]]:
+    """Time works in turn, so that all meet the same noise, each often enough to be measurable."""
+    counts = {}
+    for name, work in works.items():
+        work()  # warm up
+        counts[name] = max(1, round(slice_seconds / max(seconds(work), 1e-7)))
+    times: dict[str, list[float]] = {name: [] for name in works}
+    for _ in range(rounds):
+        for name, work in works.items():
+            times[name].append(seconds(work, counts[name], wall))
+    return times
+
+
+def spread(values: list[float] | np.ndarray, scale: float = 1.0) -> list[float]:
+    """Return median, lower and upper quartile."""
+    return [float(f"{x * scale:.4g}") for x in np.percentile(values, [50, 25, 75])]
+
+
+def compare(works: dict[str, Work], baseline: str, **options: Any) -> dict[str, Any]:
+    """Return milliseconds of each work, and how many times the baseline's it takes."""
+    times = take_turns(works, **options)
+    base = np.array(times[baseline])
+    return {
+        name: {"ms": spread(values, 1e3), "times": spread(np.array(values) / base)}
+        for name, values in times.items()
+    }

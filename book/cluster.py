@@ -1,0 +1,360 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # A cluster
+#
+# A sweep of forty runs takes a night on two cores, and minutes on forty. In this chapter you give
+# [the sweep](sweep.ipynb) a second backend, [Ray](https://docs.ray.io): the same list of runs, done
+# as tasks on one machine or on a hundred. The file that comes out is the same, bit for bit, and a
+# task whose worker dies starts again on another from its last checkpoint.
+#
+# | | |
+# |---|---|
+# | Builds on | [sweeps](sweep.ipynb): the plan, `run_item` and the report are used as they are |
+# | Same | the command, the run directories, the result |
+# | Different | who starts the processes, and what happens when one dies |
+# | Needs | `pip install 'rlbook[ray]'`, and a disk that all machines see |
+
+# %%
+#| export
+import dataclasses
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlbook.progress import RunFailed, catch_signals
+from rlbook.sweep import Item, Outcome, Report, read_outcome, run_item
+
+# %%
+import subprocess
+import tempfile
+
+from rlbook.figures import load_result
+
+folder = Path(tempfile.mkdtemp())
+
+# %% [markdown]
+# ## Why a second backend is short
+#
+# A backend that had to carry state to the workers and back, and to note what is done, would be long.
+# This one has nothing to carry. An `Item` is text and numbers, so it can be sent anywhere;
+# `run_item` needs nothing but the item; and what it makes lies in the run directory, on a disk that
+# all machines share. So a task is one line, and so is its repetition after a crash: `run_item` finds
+# the directory and goes on from the checkpoint.
+#
+# ## Finding the cluster
+#
+# Ray is a large package, so it is an extra, and imported only when it is asked for. `ray.init()`
+# connects to the cluster that the variable `RAY_ADDRESS` names, or to one that `ray start` began on
+# this machine, and where there is neither it starts one of all cores here.
+
+# %%
+#| export
+def import_ray() -> Any:
+    """Import Ray, or say how to get it."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it reports to its makers otherwise
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # no warning about GPUs
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # a busy machine takes its time
+    try:
+        import ray
+    except ImportError as error:
+        raise ValueError(
+            "The backend 'ray' needs Ray, which is not installed: `pip install 'rlbook[ray]'`."
+        ) from error
+    return ray
+
+
+# %% [markdown]
+# ## A task
+#
+# A task asks for one core, and Ray then gives its process one thread; a run sets its own number of
+# threads besides. The working directory of a worker may be any, so paths become absolute, and the
+# directory of the sweep is searched for modules, as it is on your own machine: an environment may
+# be defined there.
+
+# %%
+#| export
+def do_item(fields: dict[str, Any], directory: str) -> Outcome:
+    """Do one run in a worker of Ray, or what an earlier worker left of it."""
+    if directory not in sys.path:
+        sys.path.append(directory)
+    return run_item(Item(**fields))
+
+
+def as_task(item: Item) -> dict[str, Any]:
+    """Return an item as plain values that mean the same on any machine with the same disk."""
+    return {**dataclasses.asdict(item), "run_dir": str(Path(item.run_dir).absolute())}
+
+
+def one_sentence(error: Exception) -> str:
+    """Return the last line of what a task raised, without the name of its class."""
+    cause = getattr(error, "cause", None) or error
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    return lines[-1].removeprefix("ValueError: ") if lines else type(cause).__name__
+
+
+# %% [markdown]
+# Two kinds of failure need two answers. A worker that **dies**, because its machine was taken away
+# or its memory ran out, says nothing about the run, and the task is done again, `RETRIES` times at
+# most. A run that **raises**, because a loss is not finite, would raise again: it is the result, and
+# the sweep reports it. Ray's `max_retries` makes that very difference.
+#
+# On Ctrl-C the tasks are cancelled, which reaches a run as Ctrl-C does: it writes a checkpoint and
+# ends.
+
+# %%
+#| export
+RETRIES = 5  # times that a run is begun again because its worker died
+
+
+def run_on_ray(
+    plan: Sequence[Item], jobs: int | None = None, say: Callable[[str], None] = print
+) -> list[Item]:
+    """Do all runs that are not finished as Ray tasks; return those that failed."""
+    ray = import_ray()
+    if not ray.is_initialized():
+        ray.init(logging_level=logging.ERROR, log_to_driver=False)
+    task = ray.remote(num_cpus=1, max_retries=RETRIES)(do_item)
+    report, running, here = Report(plan, say), dict[Any, Item](), os.getcwd()
+    with catch_signals() as caught:
+        while (report.waiting or running) and not caught:
+            while report.waiting and (jobs is None or len(running) < jobs):
+                item = report.waiting.pop(0)
+                running[task.remote(as_task(item), here)] = item
+            for done in ray.wait(list(running), timeout=0.2)[0]:
+                item = running.pop(done)
+                report.end(item, why_it_ended(ray, done, item))
+            report.show()
+        for left in running:
+            ray.cancel(left)  # as Ctrl-C does: the run writes its checkpoint
+        if running:
+            ray.wait(list(running), num_returns=len(running), timeout=60)
+    report.close(caught)
+    return report.failed
+
+
+def why_it_ended(ray: Any, done: Any, item: Item) -> str:
+    """Say why a task failed; raise where it did not, but left nothing that can be seen here."""
+    try:
+        ray.get(done)
+    except ray.exceptions.RayError as error:
+        return one_sentence(error)
+    if read_outcome(item.run_dir) is None:
+        raise RunFailed(
+            f"A worker finished {item.run_dir}, but it is not here: give --run-dir a directory "
+            "on a disk that all machines share."
+        )
+    return ""
+
+
+# %% [markdown]
+# ## The same numbers
+#
+# The command of the shell, once with each backend, and a budget that lets you wait for it.
+
+# %%
+budget = "--total-steps 1500 --warmup-steps 200 --epsilon-steps 800 --eval-every 500 --eval-episodes 5"
+line = f"sweep dqn {budget} --checkpoint-every 500 --seeds 2"
+
+
+def shell(words: str) -> None:
+    """Run rlbook as your shell would."""
+    print(f"$ rlbook {words}")
+    command = [sys.executable, "-m", "rlbook.cli", *words.split()]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
+
+
+shell(f"{line} --run-dir runs/local --out local.json")
+shell(f"{line} --run-dir runs/ray --out ray.json --backend ray")
+
+# %% [markdown]
+# Are they the same? Not nearly: every number of every curve, and every byte of every run's metrics.
+
+# %%
+local, remote = (load_result(folder / f"{name}.json") for name in ("local", "ray"))
+assert local["runs"]["dqn"]["returns"] == remote["runs"]["dqn"]["returns"]
+files = sorted((folder / "runs/local").glob("*/*/metrics.jsonl"))
+for file in files:
+    assert file.read_bytes() == Path(str(file).replace("runs/local", "runs/ray")).read_bytes()
+assert len(files) == 2
+print(f"{len(files)} runs, equal byte for byte")
+
+# %% [markdown]
+# ## Mistakes
+#
+# Without Ray the sweep says what to install, before anything runs. `None` in `sys.modules` makes an
+# import fail as if the package were not there.
+
+# %%
+from rlbook.sweep import sweep
+
+there = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "ray"}
+for backend in ("ray", "slurm"):
+    sys.modules["ray"] = None  # type: ignore[assignment]
+    try:
+        sweep("dqn", {}, backend=backend)
+    except ValueError as error:
+        print(error)
+    del sys.modules["ray"]
+sys.modules.update(there)
+
+# %% [markdown]
+# ## Honest edges
+#
+# - **A shared disk is assumed**, as most clusters have. Without one a run could not go on from its
+#   checkpoint on another machine. A sweep that finds nothing where a worker finished says so.
+# - **The lock that keeps two processes out of one run** is that of the operating system. Network
+#   disks that do not support it across machines leave you with Ray's own promise, which starts a
+#   task again only when it takes its worker for dead.
+# - **Equal bit for bit** holds between machines of one kind. Another processor may add in another
+#   order.
+# - **Ray starts slowly**, and a worker imports torch anew. For runs of seconds the local backend is
+#   faster.
+# - **A run that stops ends as failed** if its worker dies more often than `RETRIES` allows; the same
+#   command goes on from its checkpoint.
+#
+# ## Exercises
+#
+# **Exercise 1.** Ray can also repeat tasks that raise: `retry_exceptions=True`. How often would a
+# run with a learning rate of $10^{30}$ be done then, and what would come out?
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# A run whose loss is not finite stops with an error. Begun again from its last checkpoint it does
+# the same steps, bit for bit, and stops at the same update. With five retries the sweep would do
+# that part six times, and then report what it knew after the first.
+#
+# ```python
+# losses = []
+#
+#
+# def diverging_run() -> None:
+#     losses.append(float("nan"))
+#     raise FloatingPointError("the loss is nan")
+#
+#
+# for attempt in range(1 + RETRIES):
+#     try:
+#         diverging_run()
+#     except FloatingPointError:
+#         continue
+# assert len(losses) == 6
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 2, a planted bug.** Somebody sends the items as they are, since "the tests pass". Where
+# do the runs of this task go, and why do tests on one machine not notice?
+
+# %%
+def to_task(item: Item) -> dict[str, Any]:
+    """Return an item as plain values."""
+    return dataclasses.asdict(item)
+
+
+item = Item("dqn", "dqn", 0, "runs/a/seed_0", {})
+print(to_task(item)["run_dir"])
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# Into `runs/a` below the working directory of the *worker*. On one machine that may well be the
+# directory of the sweep, so both mean the same. On another machine it is any directory, the runs end
+# up there, and the sweep never sees them.
+#
+# ```python
+# def to_task(item: Item) -> dict[str, Any]:
+#     return {**dataclasses.asdict(item), "run_dir": str(Path(item.run_dir).absolute())}
+#
+#
+# assert Path(to_task(item)["run_dir"]).is_absolute()
+# assert to_task(item) == as_task(item)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 3.** All tasks are handed to Ray at once unless `--jobs` says otherwise; the local
+# backend starts no more than there are cores. Forty runs of an hour begin on two cores, and after two
+# hours a machine with eighteen more joins. When are they done, if the queue is Ray's? When, if the
+# sweep had fixed two at a time?
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# Ray queues what does not fit and sees the cores that join later: after four hours. With two at a
+# time it takes twenty. The local backend has no queue but its own, since a process that is started
+# runs at once: forty of them would share two cores and their memory.
+#
+# ```python
+# def hours(runs: int, cores: Callable[[int], int]) -> int:
+#     hour = 0
+#     while runs > 0:
+#         runs -= cores(hour)
+#         hour += 1
+#     return hour
+#
+#
+# assert hours(40, lambda hour: 2 if hour < 2 else 20) == 4
+# assert hours(40, lambda hour: 2) == 20
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 4.** A cheap machine is taken away about once an hour. A run makes 1,000 steps a second
+# and writes a checkpoint every 50,000 steps. What part of its work is done twice?
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# Checkpoints are 50 s apart, and the end comes on average in the middle between two. So 25 s of
+# 3,600 are lost: 0.7 %, and the start of a new worker on top.
+#
+# ```python
+# lost = 50_000 / 1_000 / 2
+# assert abs(lost / 3_600 - 0.007) < 1e-4
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ## Use it
+#
+# ```
+# pip install 'rlbook[ray]'
+# ray start --head                                  # on one machine
+# ray start --address=THE_ADDRESS_IT_PRINTED        # on each of the others
+# rlbook sweep dqn --config cartpole --seeds 20 --backend ray --run-dir /shared/runs/dqn
+# ```
+#
+# ```python
+# from rlbook.sweep import sweep
+# result = sweep("dqn", {"total_steps": 20_000}, seeds=20, backend="ray", directory="/shared/runs/dqn")
+# ```
+#
+# ## References
+#
+# - P. Moritz et al. (2018). Ray: a distributed framework for emerging AI applications. *OSDI*.

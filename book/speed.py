@@ -1,0 +1,372 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Speed
+#
+# Twice as fast is twice as many seeds, or an idea tried before lunch instead of after it. In this
+# chapter you see where the time of each algorithm in this book goes, how far its updates are from
+# the bare arithmetic, what each trick in the earlier chapters bought when it is taken alone, and
+# what gets dear as things grow. All numbers were measured by `make bench`, which writes the one file
+# that this chapter draws.
+#
+# | | |
+# |---|---|
+# | Builds on | all algorithms; the tricks are taught where they are used |
+# | Measured | on one thread of a CPU, in time of the processor |
+# | Compared with | Stable-Baselines3 2.9.2, bare passes through the networks, bare matrix products |
+# | Not measured | a GPU: at these sizes it would wait for the interpreter |
+
+# %%
+import json
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from rlbook.figures import COLORS, PALETTE, use_style
+
+use_style()
+speed: dict[str, Any] = json.loads(Path("results/speed.json").read_text())
+about = {**speed["versions"], "stable-baselines3": speed["peers"]["stable-baselines3"]}
+print(f"{speed['command']}, {speed['created']}, {speed['machine']['cores']} cores")
+print(", ".join(f"{name} {number}" for name, number in about.items()))
+
+# %% [markdown]
+# ## How to measure where others work too
+#
+# Ask a stopwatch how long an update takes, and it will also tell you who else was using the machine.
+# Three habits make numbers that can be trusted:
+#
+# - **The processor's own time** instead of the clock on the wall (`time.process_time`): while
+#   another program has the core, it stands still.
+# - **Taking turns.** A, B, A, B: a slow minute meets both. And compare pairs: the ratio of neighbours
+#   has less noise than either of them.
+# - **Medians with quartiles.** By hand: of the times 10, 11, 10, 60, 10 the mean is 20.2, and no
+#   call took that long. The median is 10.
+
+# %%
+times = [10, 11, 10, 60, 10]
+assert np.mean(times) == 20.2 and np.median(times) == 10
+
+# %% [markdown]
+# What taking turns is worth shows in a made-up hour in which the machine slows down by half. Two
+# programs take exactly the same time. One benchmark runs all of A and then all of B, the other takes
+# turns.
+
+# %%
+rng = np.random.default_rng(0)
+slowness = np.linspace(1.0, 1.5, 40) * rng.lognormal(0, 0.05, size=40)  # of each slot of the hour
+a_first, b_last = slowness[:20], slowness[20:]
+a_turns, b_turns = slowness[0::2], slowness[1::2]
+print(f"one after the other: B takes {np.median(b_last) / np.median(a_first):.2f} times A's time")
+print(f"in turns:            B takes {np.median(b_turns / a_turns):.2f} times A's time")
+assert np.median(b_last) / np.median(a_first) > 1.15
+assert abs(np.median(b_turns / a_turns) - 1) < 0.06
+
+# %% [markdown]
+# ## Where the time goes
+#
+# Each algorithm at the settings that it is shipped with, past its warm-up. A stopwatch stands at the
+# door of each part, and what runs inside another is taken out of it. *Acting* is the network that
+# chooses, *forward* and *backward* are the networks that learn, *loss* is the rest of an update:
+# targets, errors, metrics. *Target* is moving the target network. *Loop* is all that is left.
+
+# %%
+KINDS = ["acting", "environment", "forward", "loss", "backward", "optimiser", "target", "buffer", "loop"]
+SHADES = dict(zip(KINDS, [*PALETTE[:7], "#888888", "#CCCCCC"], strict=True))
+
+
+def shares(name: str) -> dict[str, float]:
+    """Return the share of each kind of work in the time of an algorithm."""
+    medians = {k: values[0] for k, values in speed["steps"][name]["microseconds"].items()}
+    return {kind: medians.get(kind, 0.0) / sum(medians.values()) for kind in KINDS}
+
+
+names = list(speed["steps"])
+figure, ax = plt.subplots(figsize=(9, 0.55 * len(names) + 1.6))
+left = np.zeros(len(names))
+for kind in KINDS:
+    widths = np.array([100 * shares(name)[kind] for name in names])
+    ax.barh(names, widths, left=left, color=SHADES[kind], label=kind, height=0.7)
+    for y, (start, width) in enumerate(zip(left, widths, strict=True)):
+        if width > 6:
+            ax.text(start + width / 2, y, f"{width:.0f}", ha="center", va="center", fontsize=8)
+    left += widths
+ax.invert_yaxis()
+ax.grid(False)
+ax.set(xlabel="% of the time of one environment step, its updates included", xlim=(0, 100))
+ax.legend(ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.25 - 0.03 * (8 - len(names))))
+plt.show()
+
+# %%
+print(f"{'':8}{'µs a step':>10}{'buffer + loop':>16}{'loss':>8}")
+for name in names:
+    total = sum(values[0] for values in speed["steps"][name]["microseconds"].values())
+    part = shares(name)
+    outside = part["buffer"] + part["loop"]
+    print(f"{name:8}{total:10,.0f}{outside:15.1%}{part['loss']:9.1%}")
+over = [name for name in names if shares(name)["buffer"] + shares(name)["loop"] > 0.10]
+print("more than 10 % in buffer and loop:", ", ".join(over) or "none")
+
+# %% [markdown]
+# Whatever is neither environment nor network nor optimiser is overhead, and 10 % of it is the most
+# that this book wants to pay; the last line names those that pay more. A small network makes the
+# overhead look large: the same microseconds of buffer and loop are a larger part of less.
+#
+# ## Beside Stable-Baselines3
+#
+# The same network, batch, updates per step and thread. For DQN a whole stretch of training is timed,
+# environment included, at the settings of the RL Zoo for CartPole; for SAC the update. The third bar
+# is the time of the matrix products alone, written into memory that lies ready: no implementation in
+# PyTorch can be faster than that.
+
+# %%
+def draw_contest(ax: plt.Axes, contest: dict[str, Any], title: str, unit: str) -> None:
+    """Draw medians as bars, with quartiles as whiskers."""
+    shades = [PALETTE[0], PALETTE[1], COLORS["random"]]
+    for y, found in enumerate(contest.values()):
+        median, low, high = found["ms"]
+        ax.barh(y, median, color=shades[y % 3], height=0.65)
+        ax.errorbar(median, y, xerr=[[median - low], [high - median]], color="black", capsize=3)
+        ax.text(high, y, f"  {median:.3g}", va="center")
+    ax.set_yticks(range(len(contest)), list(contest))
+    ax.set(xlabel=unit, title=title, xlim=(0, 1.25 * max(f["ms"][2] for f in contest.values())))
+    ax.invert_yaxis()
+    ax.grid(False)
+
+
+figure, axes = plt.subplots(1, 2, figsize=(9, 2.4), layout="constrained")
+draw_contest(axes[0], speed["peers"]["dqn"], "DQN: 512 steps, 256 updates", "ms of the processor")
+draw_contest(axes[1], speed["peers"]["sac"], "SAC: one update", "ms of the processor")
+plt.show()
+for name in ("dqn", "sac"):
+    ratio, low, high = speed["peers"][name]["stable-baselines3"]["times"]
+    print(f"{name}: Stable-Baselines3 takes {ratio:.2f} times as long (quartiles {low:.2f} to {high:.2f})")
+    ratio = 1 / speed["peers"][name]["matrix products"]["times"][0]
+    print(f"{name}: and this book {ratio:.2f} times as long as its matrix products alone")
+    theirs = speed["peers"][name]["stable-baselines3"]["ms"][0]
+    bound = theirs / speed["peers"][name]["matrix products"]["ms"][0]
+    print(f"{name}: nothing but those products would be {bound:.2f} times as fast as Stable-Baselines3")
+
+# %% [markdown]
+# SAC's products are most of its update: two layers of 256 units and a batch of 256 are real work,
+# and whoever multiplies the same matrices cannot be far ahead. DQN's batch is 64, its products are
+# over quickly, and what remains is calls.
+#
+# ## Beside bare passes
+#
+# Nobody else's code fits the other four so well, so they are measured against themselves: the whole
+# update, with its sampling, target, loss and optimiser, against nothing but a forward and a backward
+# pass through the same networks, on a batch that lies ready. For DrQ-v2 the pass is that of the
+# convolutions alone.
+
+# %%
+bare = speed["bare"]
+figure, axes = plt.subplots(2, 2, figsize=(9, 4.4), layout="constrained")
+for ax, (name, contest) in zip(axes.flat, bare.items(), strict=False):
+    draw_contest(ax, contest, name, "ms of the processor")
+for ax in axes.flat[len(bare) :]:
+    ax.set_visible(False)
+plt.show()
+for name, contest in bare.items():
+    times, low, high = contest["update"]["times"]
+    print(f"{name:6} update: {times:.2f} times its bare passes (quartiles {low:.2f} to {high:.2f})")
+
+# %% [markdown]
+# ## One change at a time
+#
+# Now the tricks, each alone: the same work before and after one change. A ratio of 2 says that the
+# old way takes twice as long. Where two sizes are given, the change does not pay at both.
+
+# %%
+changes = speed["changes"]
+ratios = {}
+for what, contest in changes.items():
+    old, new = list(contest)  # what stood there before, and what it was compared with
+    ratios[what] = (contest[old]["times"], f"{old} → {new}")
+order = sorted(ratios, key=lambda what: ratios[what][0][0])
+figure, ax = plt.subplots(figsize=(9, 0.45 * len(order) + 1))
+for y, what in enumerate(order):
+    (median, low, high), words = ratios[what]
+    ax.barh(y, median, color=PALETTE[0] if median > 1 else PALETTE[3], height=0.65)
+    ax.errorbar(median, y, xerr=[[median - low], [high - median]], color="black", capsize=3)
+    ax.text(max(high, median), y, f"  {median:.2f}   {words}", va="center", fontsize=8)
+ax.axvline(1, color="black", linewidth=1)
+ax.set_yticks(range(len(order)), order)
+ax.set(xlabel="time of the old way, as a multiple of the new", xlim=(0, 1.9 * max(r[0][2] for r in ratios.values())))
+ax.grid(False)
+plt.show()
+
+# %% [markdown]
+# - **Vector environments**: the interpreter and the network are paid once for eight environments.
+# - **Gather once** ([replay](replay.ipynb)): a transition is one row, so a batch is one `take` and
+#   not one for each field.
+# - **Fused Adam**: on a CPU PyTorch steps through Adam's formula operation by operation, tensor by
+#   tensor, unless it is told `fused=True`. **Weights in one tensor** ([DQN](dqn.ipynb)) leaves one
+#   such step instead of six.
+# - **Gradient by hand** ([DQN](dqn.ipynb), [ensembles](ensemble.ipynb)): for linear layers and ReLU
+#   the backward pass is five lines, and autograd need not record anything.
+# - **Values of a stretch** ([DQN](dqn.ipynb)): the target network does not change between two
+#   copies, so the batches in between are valued in one pass.
+# - **A batched ensemble** ([ensembles](ensemble.ipynb)): ten products in one call. With 32 units the
+#   calls are the cost. With 256 units the products are, and there is little left to save.
+#
+# ## Compiling
+#
+# `torch.compile` writes a C++ program for a function of tensors. The first call pays for it, and each
+# later call saves a little: compiling is earned back after
+#
+# $$\text{updates} = \frac{\text{seconds of the first call}}{\text{seconds before} - \text{seconds after}}$$
+#
+# By hand: 30 s to compile, 1.0 ms before and 0.6 ms after, is 75,000 updates.
+
+# %%
+assert round(30 / (1.0e-3 - 0.6e-3)) == 75_000
+
+# %% [markdown]
+# No agent of this book has a setting `compile`. Its updates are written out as the few large
+# operations that a compiler would look for, and what is left outside them, sampling and the
+# optimiser, would not be compiled anyway. `python bench/speed.py --only compile` times the gradient
+# of DQN's loss by autograd, compiled and by hand, and what the first call costs.
+#
+# ## How cost grows
+#
+# Ten times as many transitions, or critics, or pixels: what does one update cost then? Both axes are
+# logarithmic, so a line of slope 1 (dashed) says that twice as much costs twice as much.
+
+# %%
+growth = speed["growth"]
+figure, axes = plt.subplots(1, len(growth), figsize=(2.3 * len(growth), 2.7), layout="constrained")
+for ax, (family, found) in zip(axes, growth.items(), strict=True):
+    sizes = np.array([int(size) for size in found])
+    median, low, high = np.array(list(found.values())).T
+    ax.errorbar(sizes, median, yerr=[median - low, high - median], marker="o", color=PALETTE[0])
+    ax.plot(sizes, median[0] * sizes / sizes[0], "--", color=COLORS["random"], linewidth=1)
+    ax.set(xscale="log", yscale="log", title=family, ylabel="ms" if ax is axes[0] else "")
+    ax.set_xticks(sizes, [f"{n:,}" if n < 1_000 else f"$10^{len(str(n)) - 1}$" for n in sizes])
+    ax.minorticks_off()
+plt.show()
+for family, found in growth.items():
+    (first, a), *_, (last, b) = ((int(size), ms[0]) for size, ms in found.items())
+    print(f"{family:24} {last / first:5.1f} times as many cost {b / a:5.2f} times as much")
+
+# %% [markdown]
+# A uniform draw does not care how large the buffer is until the buffer outgrows the processor's
+# cache, and then each row is a walk to memory. A sum tree adds a level each time it doubles: its cost
+# grows with the logarithm. Critics, chunks and pixels are arithmetic and cost what they are worth,
+# less the fixed price of each call, which is why the lines start flat.
+#
+# ## Honest edges
+#
+# - **Time of the processor leaves out waiting**, for memory that another program has emptied from the
+#   cache too little, for a disk altogether. Evaluations and checkpoints are not in these numbers.
+# - **One machine.** Ratios travel better than milliseconds, and neither travels to a GPU.
+# - **Matrix products are a bound, not a goal**: an update also has to draw, to compare and to move
+#   its weights.
+# - **The stopwatches themselves take time**, about a microsecond at each door. For DQN, whose steps
+#   are short, they make acting and environment look a little dearer than they are.
+# - **Threads and compiling are left out** of the stored file. Two threads are measured by the clock
+#   on the wall, and that needs a machine with nothing else to do: `python bench/speed.py --only
+#   threads`.
+# - **A library does more than its update**: Stable-Baselines3 offers callbacks, loggers and
+#   normalisation, which cost a little when they are not used.
+#
+# ## Exercises
+#
+# **Exercise 1.** DQN does 128 updates after 256 steps of the environment. If you made the update
+# infinitely fast, how much faster would training be? Use the shares in the figure.
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# What is left is all that does not belong to updates (Amdahl's law): one over the sum of acting,
+# environment and loop, and that part of the buffer which stores.
+#
+# ```python
+# part = shares("dqn")
+# print(1 / (part["acting"] + part["environment"] + part["loop"]))
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 2, a planted bug.** A benchmark of two ways to sum. Its author concludes that the second
+# is faster. Swap the two, and the conclusion swaps as well. What is measured here?
+
+# %%
+import time
+
+import torch
+
+x = torch.rand(64, 64)
+
+
+def sum_a(x: torch.Tensor) -> torch.Tensor:
+    """Sum rows, then columns."""
+    return x.sum(dim=1).sum()
+
+
+def sum_b(x: torch.Tensor) -> torch.Tensor:
+    """Sum rows, then columns, in other words."""
+    return torch.sum(torch.sum(x, 1))
+
+
+pages = np.zeros(4_000_000)  # memory that is not there until it is touched
+measured = {}
+for work in (sum_a, sum_b):
+    began = time.process_time()
+    pages += 1  # "some work around it"
+    work(x)
+    measured[work.__name__] = time.process_time() - began
+first, second = measured.values()
+print("the second takes less time:", second < first)
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# Whoever comes first pays for what is done once: pages of memory that the system hands out at their
+# first touch, caches, threads, imports, lazily loaded kernels. Warm up both, repeat, take turns, and
+# keep out of the stopwatch what does not belong to the question.
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 3.** Why does `fused=True` buy more for a list of six tensors than for one?
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# Plain Adam makes about ten operations for each tensor, so the cost of calling them is sixty calls
+# against ten. The fused version is one call in both cases, with a small price for each tensor in it.
+#
+# </details>
+
+# %% [markdown]
+# ## Use it
+#
+# ```
+# make bench                                        # all parts, and the older tables on the screen
+# python bench/speed.py --only peers --rounds 21    # one part, the others stay as they are
+# ```
+#
+# ## References
+#
+# - A. Raffin et al. (2021). Stable-Baselines3: reliable reinforcement learning implementations.
+#   *JMLR* 22.
+# - J. Ansel et al. (2024). PyTorch 2: faster machine learning through dynamic Python bytecode
+#   transformation and graph compilation. *ASPLOS*.

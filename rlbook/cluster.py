@@ -1,0 +1,101 @@
+"""Made from book/cluster.py: edit the chapter, then run `rlbook tangle`."""
+
+__all__ = [
+    "RETRIES",
+    "as_task",
+    "do_item",
+    "import_ray",
+    "one_sentence",
+    "run_on_ray",
+    "why_it_ended",
+]
+
+# %% book/cluster.py · A cluster
+import dataclasses
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlbook.progress import RunFailed, catch_signals
+from rlbook.sweep import Item, Outcome, Report, read_outcome, run_item
+
+
+# %% book/cluster.py · Finding the cluster
+def import_ray() -> Any:
+    """Import Ray, or say how to get it."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it reports to its makers otherwise
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # no warning about GPUs
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # a busy machine takes its time
+    try:
+        import ray
+    except ImportError as error:
+        raise ValueError(
+            "The backend 'ray' needs Ray, which is not installed: `pip install 'rlbook[ray]'`."
+        ) from error
+    return ray
+
+
+# %% book/cluster.py · A task
+def do_item(fields: dict[str, Any], directory: str) -> Outcome:
+    """Do one run in a worker of Ray, or what an earlier worker left of it."""
+    if directory not in sys.path:
+        sys.path.append(directory)
+    return run_item(Item(**fields))
+
+
+def as_task(item: Item) -> dict[str, Any]:
+    """Return an item as plain values that mean the same on any machine with the same disk."""
+    return {**dataclasses.asdict(item), "run_dir": str(Path(item.run_dir).absolute())}
+
+
+def one_sentence(error: Exception) -> str:
+    """Return the last line of what a task raised, without the name of its class."""
+    cause = getattr(error, "cause", None) or error
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    return lines[-1].removeprefix("ValueError: ") if lines else type(cause).__name__
+
+
+RETRIES = 5  # times that a run is begun again because its worker died
+
+
+def run_on_ray(
+    plan: Sequence[Item], jobs: int | None = None, say: Callable[[str], None] = print
+) -> list[Item]:
+    """Do all runs that are not finished as Ray tasks; return those that failed."""
+    ray = import_ray()
+    if not ray.is_initialized():
+        ray.init(logging_level=logging.ERROR, log_to_driver=False)
+    task = ray.remote(num_cpus=1, max_retries=RETRIES)(do_item)
+    report, running, here = Report(plan, say), dict[Any, Item](), os.getcwd()
+    with catch_signals() as caught:
+        while (report.waiting or running) and not caught:
+            while report.waiting and (jobs is None or len(running) < jobs):
+                item = report.waiting.pop(0)
+                running[task.remote(as_task(item), here)] = item
+            for done in ray.wait(list(running), timeout=0.2)[0]:
+                item = running.pop(done)
+                report.end(item, why_it_ended(ray, done, item))
+            report.show()
+        for left in running:
+            ray.cancel(left)  # as Ctrl-C does: the run writes its checkpoint
+        if running:
+            ray.wait(list(running), num_returns=len(running), timeout=60)
+    report.close(caught)
+    return report.failed
+
+
+def why_it_ended(ray: Any, done: Any, item: Item) -> str:
+    """Say why a task failed; raise where it did not, but left nothing that can be seen here."""
+    try:
+        ray.get(done)
+    except ray.exceptions.RayError as error:
+        return one_sentence(error)
+    if read_outcome(item.run_dir) is None:
+        raise RunFailed(
+            f"A worker finished {item.run_dir}, but it is not here: give --run-dir a directory "
+            "on a disk that all machines share."
+        )
+    return ""

@@ -1,0 +1,68 @@
+"""The stored evidence: each result is one that today's code would make again, and is shown."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlbook.agent import find_algorithm
+from rlbook.cli import main
+from rlbook.figures import load_result
+from rlbook.settings import make_config
+from rlbook.sweep import make_plan, overrides, plain
+from rlbook.tangle import find_root
+
+ROOT = find_root(Path(__file__).parent)
+RESULTS = sorted((ROOT / "book" / "results").glob("*.json"))
+SWEEPS = [path for path in RESULTS if "runs" in json.loads(path.read_text())]
+CHAPTERS = {path.stem: path.read_text() for path in (ROOT / "book").glob("*.py")}
+
+
+def names(paths: list[Path]) -> list[str]:
+    """Name the tests after the files."""
+    return [path.stem for path in paths]
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=names(RESULTS))
+def test_each_result_is_drawn_in_a_chapter(path: Path) -> None:
+    named = re.compile(rf"\b{path.stem}(\.json)?\W")
+    shown = [name for name, text in CHAPTERS.items() if named.search(text)]
+    assert shown, f"no chapter mentions {path.name}"
+    notebooks = [json.loads((ROOT / "book" / f"{name}.ipynb").read_text()) for name in shown]
+    cells = [cell for book in notebooks for cell in book["cells"] if cell["cell_type"] == "code"]
+    assert any("image/png" in json.dumps(cell["outputs"]) for cell in cells), "without a figure"
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=names(SWEEPS))
+def test_todays_code_accepts_the_settings_of_each_result(path: Path) -> None:
+    result = load_result(path)
+    config_class = find_algorithm(result["algo"]).config_class
+    for name, run in result["runs"].items():
+        config = make_config(config_class, run["settings"])
+        assert plain(overrides(config)) == run["settings"], f"{name} has other defaults today"
+    assert {"python", "torch", "numpy", "gymnasium", "rlbook"} <= set(result["versions"])
+    assert len(result["seeds"]) >= 5 and result["seconds"] > 0 and result["created"]
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=names(SWEEPS))
+def test_the_command_of_each_result_still_means_its_settings(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, asked = load_result(path), dict[str, Any]()
+    program, *words = shlex.split(result["command"])
+    assert program == "rlbook" and str(ROOT) not in result["command"]
+
+    def remember(algo: str, settings: dict[str, Any], **keywords: Any) -> None:
+        variants = keywords["variants"] or {algo: {}}
+        plan = make_plan(algo, settings, variants, keywords["seeds"], Path("runs"))
+        asked["seeds"] = list(dict.fromkeys(item.seed for item in plan))
+        asked["runs"] = {item.variant: plain(overrides(item.config())) for item in plan}
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("rlbook.sweep.sweep", remember)
+    assert main(words) == 0
+    assert asked["seeds"] == result["seeds"]
+    assert asked["runs"] == {name: run["settings"] for name, run in result["runs"].items()}

@@ -1,0 +1,148 @@
+"""Sweeps on Ray: the same numbers as without it, whatever happens to a worker."""
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlbook.cluster import as_task, import_ray, run_on_ray, why_it_ended
+from rlbook.progress import Interrupted, RunFailed
+from rlbook.sweep import Item, make_plan, read_outcome, run_item, sweep
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'rlbook[ray]'")
+
+TINY: dict[str, Any] = {
+    "env_id": "rlbook/ObservationReward-v0",
+    "total_steps": 200,
+    "warmup_steps": 50,
+    "update_every": 10,
+    "eval_every": 100,
+    "eval_episodes": 2,
+    "checkpoint_every": 50,
+    "hidden": [8],
+}
+
+
+@pytest.fixture(scope="module")
+def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A Ray of two cores, without its dashboard."""
+    # Each process of Ray imports jsonschema, which parses a large grammar with this package that
+    # Jupyter brings along. On a busy machine Ray then gives up before it has started.
+    quick = tmp_path_factory.mktemp("quick")
+    (quick / "sitecustomize.py").write_text('import sys; sys.modules["rfc3987_syntax"] = None')
+    found = import_ray()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(quick), prepend=os.pathsep)
+        patch.setenv(
+            "RAY_worker_niceness", "0"
+        )  # 15 otherwise: on a busy machine never
+        found.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+        yield found
+        found.shutdown()
+
+
+def holder(run_dir: str) -> int | None:
+    """Return the process that holds the lock of a run."""
+    lock = str(Path(run_dir, "lock").absolute())
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            if os.readlink(link) == lock:
+                return int(link.parts[2])
+        except OSError:
+            continue
+    return None
+
+
+def when_checkpointed(item: Item, number: signal.Signals, whom: str) -> threading.Thread:
+    """Send a signal to the worker of a run, or to this process, after its first checkpoint."""
+
+    def send() -> None:
+        while not list(Path(item.run_dir).glob("checkpoints/*.pt")):
+            time.sleep(0.02)
+        pid = holder(item.run_dir) if whom == "worker" else os.getpid()
+        assert pid is not None
+        os.kill(pid, number)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    return thread
+
+
+def test_both_backends_give_the_same_numbers_bit_for_bit(ray: Any, tmp_path: Path) -> None:
+    variants: dict[str, dict[str, Any]] = {"plain": {}, "wide": {"hidden": [16]}}
+    said: list[str] = []
+    local, remote = (
+        sweep(
+            "dqn",
+            TINY,
+            variants=variants,
+            seeds=1,
+            directory=tmp_path / backend,
+            backend=backend,
+            say=said.append,
+        )
+        for backend in ("local", "ray")
+    )
+    for name in variants:
+        for key in ("settings", "steps", "returns", "final"):
+            assert local["runs"][name][key] == remote["runs"][name][key]
+    files = sorted((tmp_path / "local").glob("*/*/metrics.jsonl"))
+    assert len(files) == 2
+    for file in files:
+        twin = tmp_path / "ray" / file.relative_to(tmp_path / "local")
+        assert twin.read_bytes() == file.read_bytes()
+    assert [line[:5] for line in said[3:5]] == ["[1/2]", "[2/2]"]
+    said.clear()
+    keywords: dict[str, Any] = {"variants": variants, "seeds": 1, "backend": "ray"}
+    sweep("dqn", TINY, directory=tmp_path / "ray", say=said.append, **keywords)
+    assert said[0] == "2 of 2 runs are finished already." and len(said) == 2
+
+
+def test_a_run_whose_worker_is_killed_goes_on_from_its_checkpoint(ray: Any, tmp_path: Path) -> None:
+    settings = {**TINY, "total_steps": 6_000, "log_every": 1_000}
+    cut, whole = (make_plan("dqn", settings, {n: {}}, [0], tmp_path)[0] for n in ("cut", "whole"))
+    killer = when_checkpointed(cut, signal.SIGKILL, "worker")
+    said: list[str] = []
+    assert run_on_ray([cut], say=said.append) == []
+    killer.join()
+    assert said[0].startswith("[1/1] cut, seed 0: return") and len(said) == 1
+    # The seconds of a killed process are lost: those of the note are of the second one alone.
+    assert json.loads(Path(cut.run_dir, "sweep.json").read_text())["finished"] is True
+    assert run_item(whole).returns == run_item(cut).returns
+    one, two = (Path(item.run_dir, "metrics.jsonl").read_bytes() for item in (cut, whole))
+    assert one == two
+
+
+def test_a_run_that_raises_is_reported_and_not_repeated(ray: Any, tmp_path: Path) -> None:
+    plan = make_plan("dqn", TINY, {"bad": {"lr": 1e30}}, [0], tmp_path)
+    said: list[str] = []
+    assert run_on_ray(plan, say=said.append) == plan
+    assert len(said) == 1 and "bad, seed 0: failed: " in said[0]
+    assert "The run stopped at step" in said[0] and "Traceback" not in said[0]
+
+
+def test_ctrl_c_lets_the_runs_write_their_checkpoints(ray: Any, tmp_path: Path) -> None:
+    (item,) = make_plan("dqn", {**TINY, "total_steps": 1_000_000}, {"long": {}}, [0], tmp_path)
+    sender = when_checkpointed(item, signal.SIGINT, "me")
+    with pytest.raises(Interrupted, match="Stopped with 1 of 1 runs unfinished"):
+        run_on_ray([item], say=print)
+    sender.join()
+    assert holder(item.run_dir) is None and read_outcome(item.run_dir) is None
+    assert json.loads(Path(item.run_dir, "sweep.json").read_text())["finished"] is False
+
+
+def test_a_disk_that_is_not_shared_is_noticed(ray: Any, tmp_path: Path) -> None:
+    item = Item("dqn", "dqn", 0, str(tmp_path / "elsewhere"), TINY)
+    with pytest.raises(RunFailed, match="on a disk that all machines share"):
+        why_it_ended(ray, ray.put("an outcome"), item)
+
+
+def test_a_task_names_its_directory_in_full() -> None:
+    task = as_task(Item("dqn", "dqn", 0, "runs/a/seed_0", TINY))
+    assert task["run_dir"] == str(Path.cwd() / "runs/a/seed_0")
