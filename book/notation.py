@@ -64,6 +64,8 @@
 # | $\beta$ | `beta` | the power of an importance weight |
 # | $\eta$ | `eta` | the share of the largest TD error in a priority |
 # | $P(i)$, $w_i$ | `weights` | the chance that chunk $i$ is drawn, and its importance weight |
+# | $\Delta y$, $\Delta x$, $p$ | `pad` | the shift of an image down and to the right, and the padding that makes room for it (DrQ-v2) |
+# | $\lambda$ | | what a large action costs before it is squashed (DrQ-v2) |
 # | $h$, $h_t$, $c_t$ | `state` | output and cell of an LSTM; $h(x)$ and $h^{-1}(x)$ are R2D2's value rescaling |
 #
 # ## Statistics
