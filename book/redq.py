@@ -28,8 +28,8 @@
 # | same as SAC | actor, ensemble layer, temperature, replay, target critics, loss |
 # | different from SAC | $N$ critics, the smallest of a random $M$ of them in each target; the policy climbs the mean of all; many updates per step |
 #
-# Where we are going: a leg of three joints, Hopper-v5, that learns to hop in 15,000 steps. One seed:
-# this shows that it runs and what it costs, not how it compares on average.
+# Where we are going: 15,000 steps of Hopper-v5, a leg of three joints. One seed: this shows that it
+# runs and what it costs, not how it compares on average.
 
 # %%
 #| export
@@ -419,7 +419,7 @@ filmstrip(pick_frames(frames, 8), times_shown)
 # Inside: where do the critics disagree? For each angle and speed, take the action of the policy
 # and the standard deviation between what the five critics think of it. White dots are states that
 # the agent has seen. Where it has been often, the critics have been told the same and agree; far
-# from the dots each one guesses in its own way.
+# from the dots each one guesses in its own way. They disagree along two ridges beside the top, too.
 
 # %%
 angles, speeds = np.linspace(-np.pi, np.pi, 61), np.linspace(-8, 8, 41)
@@ -436,8 +436,8 @@ ax.plot(np.arctan2(seen[:, 1], seen[:, 0]), seen[:, 2], ".", color="white", mark
 assert spread.max() > spread.min() > 0
 
 # %% [markdown]
-# What this run does not show is what the ensemble is for. Most of REDQ's lead here comes from its
-# five updates per step, and Pendulum is small enough for two critics to stand them; try
+# What this run cannot tell is what the ensemble is for: REDQ's lead may as well come from its five
+# updates per step, which two critics may stand on a task as small as Pendulum. Try
 # `num_critics=2`. The script `book/results/redq_bias.py` compares the claims of the critics with
 # the returns that follow on Hopper-v5 (extra `mujoco`), where the paper found the difference.
 #
