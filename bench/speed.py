@@ -12,7 +12,6 @@ import datetime
 import json
 import os
 import platform
-import shlex
 import shutil
 import sys
 import time
@@ -670,7 +669,7 @@ def main() -> None:
     options = parser.parse_args()
     result = json.loads(options.out.read_text()) if options.out.exists() else {}
     result |= {
-        "command": shlex.join(["python", "bench/speed.py"]),
+        "command": f"python bench/speed.py --rounds {options.rounds}",
         "versions": versions(),
         "created": datetime.date.today().isoformat(),
         "machine": {"cores": os.cpu_count(), "processor": platform.machine()},

@@ -470,10 +470,10 @@ def test_stored_results_are_drawn_and_named(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / f"{name}.json").write_text(json.dumps({**result, "runs": runs}))
     one, two = tmp_path / "one.json", tmp_path / "two.json"
-    labels = [
-        [text.get_text() for text in figures.plot_results(paths, out).axes[0].get_legend().texts]
-        for paths, out in (([one], tmp_path / "1.png"), ([one, two], tmp_path / "2.svg"))
-    ]
+    labels = []
+    for paths, out in (([one], tmp_path / "1.png"), ([one, two], tmp_path / "2.svg")):
+        _, names = figures.plot_results(paths, out).axes[0].get_legend_handles_labels()
+        labels.append(names)
     assert labels[0] == ["a (2 seeds)", "b (2 seeds)"]
     assert labels[1][:3] == ["one: a (2 seeds)", "one: b (2 seeds)", "two: a (2 seeds)"]
     assert (tmp_path / "1.png").stat().st_size > 0 and (tmp_path / "2.svg").stat().st_size > 0

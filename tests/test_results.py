@@ -28,7 +28,7 @@ def names(paths: list[Path]) -> list[str]:
 
 @pytest.mark.parametrize("path", RESULTS, ids=names(RESULTS))
 def test_each_result_is_drawn_in_a_chapter(path: Path) -> None:
-    named = re.compile(rf"\b{path.stem}(\.json)?\W")
+    named = re.compile(rf'["/]{path.stem}(\.json)?"')
     shown = [name for name, text in CHAPTERS.items() if named.search(text)]
     assert shown, f"no chapter mentions {path.name}"
     notebooks = [json.loads((ROOT / "book" / f"{name}.ipynb").read_text()) for name in shown]
