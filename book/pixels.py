@@ -50,6 +50,7 @@ from matplotlib import pyplot as plt
 from rlbook.figures import PALETTE, filmstrip, use_style
 
 use_style()
+plt.switch_backend(plt.get_backend())  # now, since the first figure is made without pyplot
 
 
 def picture(image: np.ndarray) -> np.ndarray:

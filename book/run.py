@@ -155,7 +155,7 @@ class RunDirectory:
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Keep other processes from writing to the same run; the lock falls with the process."""
-        with open(self.path / "writer.lock", "w") as file:
+        with open(self.path / "writer.lock", "a") as file:
             if os.name == "posix":
                 import fcntl
 
