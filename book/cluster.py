@@ -184,7 +184,7 @@ shell(f"{line} --run-dir runs/local --out local.json")
 shell(f"{line} --run-dir runs/ray --out ray.json --backend ray")
 
 # %% [markdown]
-# Are they the same? Not nearly: every number of every curve, and every byte of every run's metrics.
+# Are they the same? Every number of every curve is, and every byte of every run's metrics.
 
 # %%
 local, remote = (load_result(folder / f"{name}.json") for name in ("local", "ray"))
