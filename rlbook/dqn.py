@@ -7,6 +7,7 @@ __all__ = [
     "QNetwork",
     "ValuedBatch",
     "apply_gradients",
+    "check_batch_fits",
     "check_shapes",
     "clip_gradients",
     "decayed",
@@ -251,6 +252,14 @@ def gradient_step(
 
 
 # %% book/dqn.py · Settings
+def check_batch_fits(batch_size: int, buffer_size: int) -> None:
+    """Raise unless the replay buffer has room for one batch."""
+    if batch_size > buffer_size:
+        raise ValueError(
+            f"Setting 'batch_size' ({batch_size}) must not exceed 'buffer_size' ({buffer_size})."
+        )
+
+
 @dataclass(kw_only=True)
 class DQNConfig(Config):
     """The settings of DQN."""
@@ -276,11 +285,7 @@ class DQNConfig(Config):
 
     def check(self) -> None:
         """Raise where settings contradict each other."""
-        if self.batch_size > self.buffer_size:
-            raise ValueError(
-                f"Setting 'batch_size' ({self.batch_size}) must not exceed 'buffer_size' "
-                f"({self.buffer_size})."
-            )
+        check_batch_fits(self.batch_size, self.buffer_size)
 
     def epsilon(self, step: int) -> float:
         """Return the probability of a random action at a step."""

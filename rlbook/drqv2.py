@@ -40,7 +40,7 @@ from numpy.lib.stride_tricks import as_strided
 from torch import Tensor, nn
 
 from rlbook.agent import Agent, Transition, UpdateResult
-from rlbook.dqn import MLP, check_shapes, polyak_update
+from rlbook.dqn import MLP, check_batch_fits, check_shapes, polyak_update
 from rlbook.envs import derive_seed, make_env
 from rlbook.pixels import FrameReplay, PointReach, make_pendulum_pixels, make_pixels  # noqa: F401
 from rlbook.replay import Batch, to_batch
@@ -274,11 +274,7 @@ class DrQv2Config(Config):
 
     def check(self) -> None:
         """Raise where settings contradict each other."""
-        if self.batch_size > self.buffer_size:
-            raise ValueError(
-                f"Setting 'batch_size' ({self.batch_size}) must not exceed 'buffer_size' "
-                f"({self.buffer_size})."
-            )
+        check_batch_fits(self.batch_size, self.buffer_size)
 
     def std(self, step: int) -> float:
         """Return the standard deviation of the noise at a step."""

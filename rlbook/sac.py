@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from rlbook.agent import Agent, Transition, UpdateResult
-from rlbook.dqn import check_shapes
+from rlbook.dqn import check_batch_fits, check_shapes
 from rlbook.ensemble import Ensemble
 from rlbook.envs import derive_seed
 from rlbook.replay import Batch, ReplayBuffer, make_rows, to_batch, transition_dtype
@@ -248,11 +248,7 @@ class SACConfig(Config):
 
     def check(self) -> None:
         """Raise where settings contradict each other."""
-        if self.batch_size > self.buffer_size:
-            raise ValueError(
-                f"Setting 'batch_size' ({self.batch_size}) must not exceed 'buffer_size' "
-                f"({self.buffer_size})."
-            )
+        check_batch_fits(self.batch_size, self.buffer_size)
 
 
 # %% book/sac.py · The agent

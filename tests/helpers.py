@@ -19,6 +19,19 @@ CHILDREN = multiprocessing.get_context("forkserver")
 CHILDREN.set_forkserver_preload(["rlbook.dqn", "torch._dynamo"])  # the optimiser imports that
 
 
+# A run of a second that still evaluates and writes checkpoints.
+TINY: dict[str, Any] = {
+    "env_id": "rlbook/ObservationReward-v0",
+    "total_steps": 200,
+    "warmup_steps": 50,
+    "update_every": 10,
+    "eval_every": 100,
+    "eval_episodes": 2,
+    "checkpoint_every": 50,
+    "hidden": [8],
+}
+
+
 def assert_same(one: Any, two: Any, path: str = "") -> None:
     """Compare nested states bit for bit, and say where they differ."""
     assert type(one) is type(two), f"{path}: {type(one)} is not {type(two)}"

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import TINY
 
 from rlbook.cli import main
 from rlbook.envs import mean_interval
@@ -34,17 +35,6 @@ from rlbook.sweep import (
     summary,
     sweep,
 )
-
-TINY: dict[str, Any] = {
-    "env_id": "rlbook/ObservationReward-v0",
-    "total_steps": 200,
-    "warmup_steps": 50,
-    "update_every": 10,
-    "eval_every": 100,
-    "eval_episodes": 2,
-    "checkpoint_every": 50,
-    "hidden": [8],
-}
 
 
 @pytest.fixture(scope="session")

@@ -10,23 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import TINY
 
 from rlbook.cluster import as_task, import_ray, run_on_ray, why_it_ended
 from rlbook.progress import Interrupted, RunFailed
 from rlbook.sweep import Item, make_plan, read_outcome, run_item, sweep
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'rlbook[ray]'")
-
-TINY: dict[str, Any] = {
-    "env_id": "rlbook/ObservationReward-v0",
-    "total_steps": 200,
-    "warmup_steps": 50,
-    "update_every": 10,
-    "eval_every": 100,
-    "eval_episodes": 2,
-    "checkpoint_every": 50,
-    "hidden": [8],
-}
 
 
 @pytest.fixture(scope="module")
