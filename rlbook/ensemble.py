@@ -98,7 +98,7 @@ class EnsembleFunction(torch.autograd.Function):
 
 
 # %% book/ensemble.py · Together or one by one
-Slope = Callable[[Tensor], Tensor]  # from outputs (..., batch, outputs) to the slope of a loss there
+Slope = Callable[[Tensor], Tensor]  # from outputs (..., batch, outputs) to a slope there
 
 
 class Groups:
