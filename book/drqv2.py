@@ -574,7 +574,7 @@ images, none = torch.from_numpy(batch[:4]), torch.zeros(4, 2)
 own = tiny_model.values(images).detach()
 assert torch.equal(next_values(tiny_model, tiny_model.critic, images, none, clip=0.3), own)
 cost = improvement_loss(tiny_model, tiny_model.encoder(images).detach(), none, clip=0.3, penalty=0.0)
-print(f"both opinions of the first image: {own[0].tolist()}, loss of the policy: {cost.item():.3f}")
+print(f"first image: both opinions {own[0].numpy().round(3)}; all: loss {cost.item():.3f}")
 assert torch.allclose(cost, -own.amin(dim=1).mean())
 
 # %% [markdown]
