@@ -10,9 +10,9 @@ from collections.abc import Callable
 import numpy as np
 import stable_baselines3
 import torch
-from clock import alternate, fill_randomly
 from stable_baselines3 import SAC as SB3SAC
 from stable_baselines3.common.logger import configure
+from timing import alternate, fill_randomly
 
 from rlbook.sac import SAC
 

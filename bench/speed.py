@@ -12,7 +12,6 @@ import datetime
 import json
 import os
 import platform
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,8 +21,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from timing import Work, compare, seconds, spread, take_turns
-from torch import Tensor, nn
+from timing import Work, compare, spread, take_turns
+from torch import nn
 
 import rlbook.dqn
 import rlbook.drqn
@@ -406,12 +405,14 @@ def measure_bare(rounds: int) -> dict[str, Any]:
 # One change at a time -----------------------------------------------------------------------------
 
 
-def optimiser_work(flat: bool, fused: bool) -> Work:
+def optimiser_work(flat: bool, fused: bool, ours: bool = False) -> Work:
     """Return a step of Adam for a Q-network of two layers of 256 units."""
     network = MLP((4, 256, 256, 2))
     parts = [flatten_parameters(network)] if flat else list(network.parameters())
     for part in parts:
         part.grad = torch.rand_like(part)
+    if ours:
+        return Adam(parts, lr=1e-3).step
     return torch.optim.Adam(parts, lr=1e-3, fused=fused, foreach=False).step
 
 
@@ -530,6 +531,9 @@ def measure_changes(rounds: int) -> dict[str, Any]:
         "weights in one tensor": compare(
             {"six tensors": optimiser_work(False, True), "one": optimiser_work(True, True)},
             "one", rounds=rounds),
+        "Adam in one call": compare(
+            {"PyTorch's": optimiser_work(True, True), "ours": optimiser_work(True, True, True)},
+            "ours", rounds=rounds),
         "gradient by hand": compare(gradient_works((256, 256), 64), "by hand", rounds=rounds),
         "values of a stretch": compare(stretch_works(), "sixteen at once", rounds=rounds),
         "ensemble, 256 units": compare(
@@ -546,25 +550,6 @@ def measure_changes(rounds: int) -> dict[str, Any]:
     return found
 
 
-def compiled_work(hidden: tuple[int, int], batch: int) -> Work:
-    """Return the gradient of DQN's loss by autograd, compiled."""
-    sizes = [nn.Linear(*pair) for pair in pairwise((4, *hidden, 2))]
-    network = nn.Sequential(*[m for layer in sizes for m in (layer, nn.ReLU())][:-1])
-    x, action, target = torch.rand(batch, 4), torch.randint(2, (batch,)), torch.rand(batch)
-    parts = list(network.parameters())
-
-    @torch.compile
-    def loss(x: Tensor) -> Tensor:
-        return td_loss(network(x), action, target)[0]
-
-    def run() -> None:
-        for part in parts:
-            part.grad = None
-        loss(x).backward()
-
-    return run
-
-
 def measure_threads(rounds: int) -> dict[str, Any]:
     """Time one and two threads by the clock on the wall: on a busy machine this says nothing."""
     sizes = {"DQN": ((4, 256, 256, 1), 1, 64), "REDQ": ((14, 256, 256, 1), 10, 256)}
@@ -576,20 +561,23 @@ def measure_threads(rounds: int) -> dict[str, Any]:
 
 
 def measure_compile(rounds: int) -> dict[str, Any]:
-    """Time DQN's gradient by autograd, compiled and by hand, and what compiling costs."""
+    """Time updates with and without the setting `compile`, and what compiling costs."""
     found: dict[str, Any] = {}
-    if shutil.which("c++") is None and shutil.which("g++") is None:
-        return found  # PyTorch compiles to C++
-    for name, hidden, batch in (("small", (64, 64), 64), ("large", (256, 256), 256)):
-        work = compiled_work(hidden, batch)
-        first = seconds(work)
-        works = {**gradient_works(hidden, batch), "compiled": work}
-        about = {
-            "hidden": list(hidden),
-            "batch": batch,
-            "first_call_seconds": float(f"{first:.3g}"),
+    for name in CONFIGS:
+        began = time.perf_counter()
+        plain = with_experience(name)
+        between = time.perf_counter()
+        compiled = with_experience(name, compile=True)  # acting compiles, and so do updates
+        for batch in [plain.sample() for _ in range(8)]:
+            compiled.update(batch)
+        extra = time.perf_counter() - between - (between - began)
+        works = {"plain": updates(plain), "compiled": updates(compiled)}
+        found[name] = {
+            "config": CONFIGS[name],
+            "functions": list(plain.compiled),
+            "compile_seconds": float(f"{extra:.3g}"),
+            "works": compare(works, "plain", rounds=rounds),
         }
-        found[name] = {**about, "works": compare(works, "autograd", rounds=rounds)}
     return found
 
 

@@ -90,8 +90,9 @@ import importlib
 import importlib.resources
 import math
 import os
+import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -311,6 +312,23 @@ with torch_for_learning(1):
 assert torch.all(small / 10 > 0)  # outside, as before
 
 # %% [markdown]
+# `torch.compile` writes a C++ program for a function of tensors. An algorithm names the functions of
+# its networks that are worth it, and the setting `compile` has them compiled when they are first
+# called. It is off by default: [Speed](speed.ipynb) measures that on networks of this size it costs
+# seconds and buys nothing.
+
+# %%
+#| export
+def compile_functions(owner: Any, paths: Sequence[str]) -> None:
+    """Replace functions, each named by the way to it such as `online.trace`, by compiled ones."""
+    if not shutil.which(os.environ.get("CXX", "c++")):
+        raise ValueError("Setting 'compile' needs a C++ compiler such as g++, and there is none.")
+    for path in paths:
+        *way, name = path.split(".")
+        part = functools.reduce(getattr, way, owner)
+        setattr(part, name, torch.compile(getattr(part, name)))
+
+# %% [markdown]
 # ## What an algorithm writes
 #
 # An algorithm fills in five verbs, `act`, `observe`, `updates_due`, `sample` and `update`, and a
@@ -436,6 +454,7 @@ class Agent(Algorithm):
     observations: ClassVar[str] = "vector"
     actions: ClassVar[str] = "discrete"
     parts: ClassVar[tuple[str, ...]] = ()  # attributes with a state_dict, saved and loaded by name
+    compiled: ClassVar[tuple[str, ...]] = ()  # functions that the setting `compile` is for
     config: Config
 
     def __init_subclass__(cls) -> None:
@@ -460,6 +479,8 @@ class Agent(Algorithm):
         self.generator = np.random.default_rng(derive_seed(config.seed, "agent"))
         with seeded_torch(derive_seed(config.seed, "networks")):
             self.build()
+        if config.compile:
+            compile_functions(self, self.compiled)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that learning depends on: counters, generator and parts."""

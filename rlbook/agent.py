@@ -11,6 +11,7 @@ __all__ = [
     "as_batch",
     "chapter_modules",
     "check_spaces",
+    "compile_functions",
     "find_algorithm",
     "find_device",
     "load",
@@ -28,8 +29,9 @@ import importlib
 import importlib.resources
 import math
 import os
+import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,6 +173,16 @@ def find_device(name: str) -> torch.device:
     return device
 
 
+def compile_functions(owner: Any, paths: Sequence[str]) -> None:
+    """Replace functions, each named by the way to it such as `online.trace`, by compiled ones."""
+    if not shutil.which(os.environ.get("CXX", "c++")):
+        raise ValueError("Setting 'compile' needs a C++ compiler such as g++, and there is none.")
+    for path in paths:
+        *way, name = path.split(".")
+        part = functools.reduce(getattr, way, owner)
+        setattr(part, name, torch.compile(getattr(part, name)))
+
+
 # %% book/agent.py · What an algorithm writes
 class Algorithm(ABC):
     """What the loop calls: the verbs that each algorithm fills in."""
@@ -254,6 +266,7 @@ class Agent(Algorithm):
     observations: ClassVar[str] = "vector"
     actions: ClassVar[str] = "discrete"
     parts: ClassVar[tuple[str, ...]] = ()  # attributes with a state_dict, saved and loaded by name
+    compiled: ClassVar[tuple[str, ...]] = ()  # functions that the setting `compile` is for
     config: Config
 
     def __init_subclass__(cls) -> None:
@@ -278,6 +291,8 @@ class Agent(Algorithm):
         self.generator = np.random.default_rng(derive_seed(config.seed, "agent"))
         with seeded_torch(derive_seed(config.seed, "networks")):
             self.build()
+        if config.compile:
+            compile_functions(self, self.compiled)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that learning depends on: counters, generator and parts."""

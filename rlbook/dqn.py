@@ -378,6 +378,7 @@ class DQN(Agent):
     name: ClassVar[str] = "dqn"
     config_class: ClassVar[type[Config]] = DQNConfig
     parts: ClassVar[tuple[str, ...]] = ("online", "target", "optimizer", "n_step", "replay")
+    compiled: ClassVar[tuple[str, ...]] = ("online.trace", "target.trace")
     config: DQNConfig
     action_space: gym.spaces.Discrete
 

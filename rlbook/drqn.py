@@ -335,6 +335,7 @@ class DRQN(Agent):
     name: ClassVar[str] = "drqn"
     config_class: ClassVar[type[Config]] = DRQNConfig
     parts: ClassVar[tuple[str, ...]] = ("online", "target", "optimizer", "replay")
+    compiled: ClassVar[tuple[str, ...]] = ("online.q_values_sequence", "target.q_values_sequence")
     config: DRQNConfig
     action_space: gym.spaces.Discrete
     replay: RecurrentReplayBuffer

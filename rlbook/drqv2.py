@@ -44,7 +44,7 @@ from numpy.lib.stride_tricks import as_strided
 from torch import Tensor, nn
 
 from rlbook.agent import Agent, Transition, UpdateResult
-from rlbook.dqn import MLP, check_batch_fits, check_shapes, polyak_update
+from rlbook.dqn import MLP, Adam, check_batch_fits, check_shapes, polyak_update
 from rlbook.envs import derive_seed, make_env
 from rlbook.pixels import (  # noqa: F401
     FrameReplay,
@@ -388,6 +388,7 @@ class DrQv2(Agent):
     observations: ClassVar[str] = "image"
     actions: ClassVar[str] = "continuous"
     parts: ClassVar[tuple[str, ...]] = ("model", "target", "optimizer", "replay")
+    compiled: ClassVar[tuple[str, ...]] = ("model.encoder.forward",)
     config: DrQv2Config
     action_space: gym.spaces.Box
 
@@ -400,7 +401,7 @@ class DrQv2(Agent):
         sizes = config.encoder, config.features, config.hidden
         self.model = DrQv2Model(images.shape or (), actions.shape[0], *sizes).to(self.device)
         self.target = copy.deepcopy(self.model.critic)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr, fused=True)
+        self.optimizer = Adam(self.model.parameters(), lr=config.lr)
         self.replay = make_replay(config, images, actions)
         self.actor_loss, self.actor_updates = 0.0, 0  # the last one, and how many there were
         self.forgot = False  # whether it was loaded without its replay buffer
