@@ -823,16 +823,9 @@ rival_run = rival.learn(5_000)
 print(f"{time.process_time() - began:.0f} seconds of one core for both")
 
 # %%
-def curve(result: RunResult, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return steps and values of one metric."""
-    lines = [line for line in result.history if name in line]
-    steps, values = ([line[key] for line in lines] for key in ("global_step", name))
-    return np.array(steps), np.array(values)
-
-
 fig, ax = plt.subplots()
-plot_band(ax, *curve(run, "eval_return_mean"), "SAC", COLORS["sac"])
-plot_band(ax, *curve(rival_run, "eval_return_mean"), "DQN, five torques", COLORS["dqn"])
+plot_band(ax, *run.curve("eval_return_mean"), "SAC", COLORS["sac"])
+plot_band(ax, *rival_run.curve("eval_return_mean"), "DQN, five torques", COLORS["dqn"])
 ax.set(xlabel="environment steps", ylabel="undiscounted return", title="Pendulum-v1")
 ax.legend()
 final = agent.evaluate(episodes=20)
@@ -850,13 +843,13 @@ assert final.mean > -400
 
 # %%
 fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4))
-left.plot(*curve(run, "entropy"), color=COLORS["sac"])
+left.plot(*run.curve("entropy"), color=COLORS["sac"])
 left.axhline(-1, color=COLORS["reference"], linestyle="--", linewidth=1)
 left.set(xlabel="environment steps", ylabel="entropy of the policy (nats)")
 left.annotate("target", (4_900, -1), (0, 5), ha="right", textcoords="offset points")
-right.semilogy(*curve(run, "alpha"), color=COLORS["sac"])
+right.semilogy(*run.curve("alpha"), color=COLORS["sac"])
 right.set(xlabel="environment steps", ylabel="temperature α (reward per nat)")
-steps, entropy = curve(run, "entropy")
+steps, entropy = run.curve("entropy")
 assert entropy[-5:].mean() < entropy[0]
 
 # %% [markdown]

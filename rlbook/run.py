@@ -307,6 +307,12 @@ class RunResult:
     agent: Agent
     seconds: float  # of this process
 
+    def curve(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the steps at which a metric was written, and its values there."""
+        lines = [line for line in self.history if name in line]
+        steps, values = ([line[key] for line in lines] for key in ("global_step", name))
+        return np.array(steps), np.array(values)
+
 
 class Run:
     """The one loop: act, store, update, log, evaluate and checkpoint, each when it is time."""

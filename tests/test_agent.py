@@ -2,6 +2,7 @@
 
 import pickle
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers import assert_same
+from helpers import TINY, assert_same
 
 import rlbook
 from rlbook.agent import REGISTRY, Agent, chapter_modules, find_algorithm, torch_for_learning
@@ -340,3 +341,34 @@ def test_importing_the_package_does_not_wait_for_torch() -> None:
     assert done.stdout.startswith("False") and "ALGORITHMS" in done.stdout
     with pytest.raises(AttributeError, match="has no attribute 'lod'"):
         _ = rlbook.lod
+
+
+# Compiling
+
+
+@pytest.mark.skipif(not shutil.which("c++"), reason="there is no C++ compiler to compile with")
+def test_compiled_passes_learn_what_plain_ones_do() -> None:
+    plain, compiled = (DQN(**TINY, compile=compiles) for compiles in (False, True))
+    for agent in (plain, compiled):
+        agent.learn(120, progress=False)
+    assert plain.updates == compiled.updates > 0
+    torch.testing.assert_close(plain.weights, compiled.weights)
+
+
+@pytest.mark.parametrize("name", list(rlbook.ALGORITHMS))
+def test_each_algorithm_names_functions_that_can_be_compiled(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Any] = []
+    monkeypatch.setattr(shutil, "which", lambda program: program)
+    monkeypatch.setattr(torch, "compile", lambda function: found.append(function) or function)
+    env_id = {"drqv2": "rlbook/PointReach-v0"}.get(name, "Pendulum-v1")
+    discrete = rlbook.ALGORITHMS[name].actions == "discrete"
+    rlbook.ALGORITHMS[name]("CartPole-v1" if discrete else env_id, compile=True)
+    assert found and all(callable(function) for function in found)
+
+
+def test_compiling_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda program: None)
+    with pytest.raises(ValueError, match=r"Setting 'compile' needs a C\+\+ compiler"):
+        DQN("CartPole-v1", compile=True)

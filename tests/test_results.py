@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlbook.agent import find_algorithm
@@ -67,3 +68,14 @@ def test_the_command_of_each_result_still_means_its_settings(
     assert main(words) == 0
     assert asked["seeds"] == result["seeds"]
     assert asked["runs"] == {name: run["settings"] for name, run in result["runs"].items()}
+
+
+def test_todays_code_accepts_the_settings_of_the_measured_bias() -> None:
+    result = json.loads((ROOT / "book" / "results" / "redq_bias.json").read_text())
+    assert (ROOT / result["command"].split()[1]).is_file() and len(result["seeds"]) >= 5
+    for name, row in result["measured"].items():
+        settings = dict(row["settings"])
+        config_class = find_algorithm(settings.pop("algo")).config_class
+        assert plain(overrides(make_config(config_class, settings))), name
+        shape = (len(result["seeds"]), len(row["steps"]))
+        assert {np.shape(row[key]) for key in ("bias", "std", "returns")} == {shape}

@@ -499,3 +499,11 @@ def test_without_tensorboard_one_sentence_comes_before_anything_is_written(
     with pytest.raises(ValueError, match=r"^TensorBoard is not installed: `pip install .*\.$"):
         run_whole(tmp_path / "a", tensorboard=True)
     assert not (tmp_path / "a").exists()
+
+
+def test_a_result_gives_the_curve_of_each_metric() -> None:
+    result = train(DQN(**TINY), progress=False)
+    steps, returns = result.curve("eval_return_mean")
+    assert steps.tolist() == [100, 200] and returns.shape == (2,)
+    assert returns[-1] == result.metrics["eval_return_mean"]
+    assert result.curve("nothing of the kind")[0].shape == (0,)
