@@ -15,12 +15,13 @@ from PIL import Image, ImageDraw, ImageFont
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = ROOT / "runs" / "first_page"
 OUT = ROOT / "book" / "_static" / "agents.gif"
-AGENTS = [  # algorithm, shipped settings, what is seen
-    ("dqn", "cartpole", "DQN balances a pole"),
-    ("dqn", "acrobot", "DQN swings up an arm"),
-    ("sac", "pendulum", "SAC swings up a pendulum"),
+AGENTS = [  # algorithm, shipped settings, what is seen, flags of `rlbook watch`
+    ("dqn", "acrobot", "DQN swings an arm up", []),
+    ("drqn", "masked_cartpole", "DRQN balances, blind to speed", ["--max-steps", "300"]),
+    ("sac", "pendulum", "SAC swings a pendulum up", []),
+    ("drqv2", "point_reach", "DrQ-v2 reaches, from pixels", ["--episodes", "8", "--max-steps", "14"]),
 ]
-FPS, HEIGHT, SECONDS = 20, 200, 6
+FPS, HEIGHT, SECONDS, GAP = 20, 200, 6, 12
 
 
 def rlbook(*arguments: str) -> None:
@@ -28,12 +29,12 @@ def rlbook(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "rlbook.cli", *arguments], cwd=ROOT, check=True)
 
 
-def watch(algorithm: str, config: str) -> Image.Image:
+def watch(algorithm: str, config: str, flags: list[str]) -> Image.Image:
     """Train an agent unless that is done, and open what `rlbook watch` shows of it."""
     run, gif = RUNS / f"{algorithm}_{config}", RUNS / f"{algorithm}_{config}.gif"
     if not run.is_dir():
         rlbook("train", algorithm, "--config", config, "--seed", "0", "--run-dir", str(run))
-    rlbook("watch", str(run), "--out", str(gif), "--max-steps", "300")
+    rlbook("watch", str(run), "--out", str(gif), *flags)
     return Image.open(gif)
 
 
@@ -52,21 +53,22 @@ def frames_in_time(animation: Image.Image) -> list[Image.Image]:
 
 def main() -> None:
     """Put the animations side by side, each with its line below."""
-    shipped = ROOT / "rlbook" / "configs"
-    agents = [agent for agent in AGENTS if (shipped / agent[0] / f"{agent[1]}.yaml").is_file()]
-    columns = [frames_in_time(watch(algorithm, config)) for algorithm, config, _ in agents]
+    columns = [frames_in_time(watch(algo, config, flags)) for algo, config, _, flags in AGENTS]
     font = ImageFont.load_default(size=14)
     pictures = []
     for row in zip(*columns, strict=True):
-        width = sum(frame.width for frame in row) + 12 * (len(row) - 1)
+        width = sum(frame.width for frame in row) + GAP * (len(row) - 1)
         picture = Image.new("RGB", (width, HEIGHT + 28), "white")
         x = 0
-        for frame, (_, _, text) in zip(row, agents, strict=True):
+        for frame, (_, _, text, _) in zip(row, AGENTS, strict=True):
             picture.paste(frame, (x, 0))
             place = (x + frame.width / 2, HEIGHT + 14)
             ImageDraw.Draw(picture).text(place, text, fill="#333333", anchor="mm", font=font)
-            x += frame.width + 12
-        pictures.append(picture.quantize(32))
+            x += frame.width + GAP
+        pictures.append(picture)
+    # One palette for all frames: what does not move is then the same, and costs nothing.
+    palette = pictures[len(pictures) // 2].quantize(48)
+    pictures = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
     pictures[0].save(
         OUT, save_all=True, append_images=pictures[1:], duration=1000 // FPS, loop=0, optimize=True
     )
