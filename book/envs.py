@@ -194,7 +194,7 @@ assert (first == again).all() and (first != following).any()
 
 # %% [markdown]
 # A run needs many seeds: one for each environment, one for the networks, one for each evaluation.
-# The usual recipe is to count: environment $i$ of the run with seed 7 gets the seed $7 + i$. That is also what
+# The usual recipe is to count: environment $i$ of run $s$ gets the seed $s + i$. That is also what
 # a vector environment of Gymnasium does with one integer. Look at what it does to five runs of four
 # environments. Each square is the pole's angle at the start of an episode.
 

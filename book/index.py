@@ -18,13 +18,16 @@
 # each piece of code. Its cells are also a Python package, so what you read is what you import; and the
 # tests run every chapter, with asserts on the numbers that it shows.
 #
-# ![Four trained agents: an arm swings up, a cart balances a pole, a pendulum swings up, a point reaches its goal](_static/agents.gif)
+# ![An arm that a DQN agent swings up](_static/agent_dqn.gif)
+# ![A pole that a DRQN agent balances without seeing speeds](_static/agent_drqn.gif)
+# ![A pendulum that a SAC agent swings up](_static/agent_sac.gif)
+# ![A point that a DrQ-v2 agent moves to its goal, from pixels](_static/agent_drqv2.gif)
 #
 # **For whom?** For students and engineers with a laptop and no GPU who want to see an idea work within
 # a minute, trust the numbers, and take the code into their own scripts.
 #
 # **In five minutes** you can train an agent and look at it. The agents above were trained by the first
-# of these lines and drawn by the second, each with the settings that are shipped for its task:
+# of these lines and drawn by the second, with shipped settings and seed 0:
 #
 # ```
 # rlbook train sac --config pendulum --run-dir runs/a    # a minute or two

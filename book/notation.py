@@ -100,7 +100,7 @@
 # | $n$ | the steps of a return | the size of a sample; how often an action was tried (The agent) |
 # | $p$ | a priority (R2D2) | the padding around an image (DrQ-v2) |
 # | $b$ | the bias of a layer | the place in a batch |
-# | $s$, $t$ | a state, a time | in statistics, those of the table before |
+# | $s$, $t$ | a state, a time | in statistics, those of the table before; $s$ is also the number of a run (Environments) |
 #
 # The letters $i$ and $j$ count whatever stands beside them; $d$, $e$, $\rho$ and $R$ mean what the
 # sentence says in which they stand.
@@ -130,8 +130,11 @@ from IPython.display import Markdown
 
 from rlbook.tangle import find_root, read_toc
 
-GREEK = """alpha beta gamma delta epsilon varepsilon zeta eta theta kappa lambda mu nu xi pi rho sigma
-    tau phi varphi chi psi omega ell Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega""".split()
+GREEK = re.findall(
+    r"\w+",
+    """alpha beta gamma delta epsilon varepsilon zeta eta theta kappa lambda mu nu xi pi rho sigma tau
+    phi varphi chi psi omega ell Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega""",
+)
 
 
 def letters(chapter: str) -> set[str]:

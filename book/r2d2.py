@@ -82,7 +82,7 @@ torch.set_num_threads(1)  # small networks: more threads only wait for each othe
 
 # %% [markdown]
 # This is where the chapter ends: CartPole without velocities, 100,000 steps, five seeds each, mean
-# and 95 % interval. The commands stand in the files.
+# and 95 % interval. The commands stand above the figure.
 
 # %% tags=["hide-input"]
 figure, ax = plt.subplots()
@@ -915,7 +915,7 @@ for name, run in result["runs"].items():
 # within two million steps and 150 of R2D2 within one million. The first figure of this chapter is
 # ours.
 #
-# What this version does not claim: images, continuous actions, actors in other processes.
+# What this version does not claim: images, continuous actions, acting in other processes.
 #
 # ## Exercises
 #
