@@ -95,7 +95,7 @@ assert min(finals) >= 475
 #
 # Q-learning (Watkins 1989) keeps a table: for each state $s$ and action $a$ the value $Q(s, a)$, the
 # discounted sum of the rewards that follow if you take $a$ now and act well afterwards. It is also
-# called the *Q-value*. After each step the table moves one entry towards what it has just seen:
+# called the Q-value. After each step the table moves one entry towards what it has just seen:
 #
 # $$Q(s, a) \leftarrow Q(s, a) + \alpha \bigl(r + \gamma \max_{a'} Q(s', a') - Q(s, a)\bigr)$$
 #

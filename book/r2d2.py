@@ -15,8 +15,8 @@
 # # R2D2: replaying what surprised you
 #
 # DRQN draws its chunks blindly, and starts each from a memory that an older network wrote. R2D2
-# changes both: it draws a chunk the more often the more it was surprised by it, and it lets the
-# network of today read a few steps before it is asked anything. In this chapter you build the two
+# changes both: it draws a chunk the more often the more it was surprised by it, which is called
+# prioritised replay, and it lets the network of today read a few steps before it is asked anything. In this chapter you build the two
 # on top of [DRQN](drqn.ipynb), with a sum tree that draws from a million chunks as fast as from a
 # thousand, and measure what each part is worth.
 #

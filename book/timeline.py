@@ -126,8 +126,7 @@ print("the first that descends from both:", both[0])
 # %% [markdown]
 # ## Year by year
 #
-# The year is that of the publication named beside it; where a preprint came out earlier, it was a
-# year or two before.
+# The year is that of the publication named beside it; preprints were often out a year or two before.
 
 
 # %%
