@@ -12,7 +12,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from clock import alternate, fill_randomly
+from timing import alternate, fill_randomly
 from torch import Tensor, nn
 
 from rlbook.redq import REDQ

@@ -1,6 +1,6 @@
 """Time one update of SAC against Stable-Baselines3, side by side: [256, 256], batch 256.
 
-    python bench/sac.py [--updates 10] [--rounds 21] [--threads 1]
+    python bench/sac.py [--updates 10] [--rounds 21] [--threads 1 2]
 """
 
 import argparse
@@ -10,9 +10,9 @@ from collections.abc import Callable
 import numpy as np
 import stable_baselines3
 import torch
-from clock import alternate, fill_randomly
 from stable_baselines3 import SAC as SB3SAC
 from stable_baselines3.common.logger import configure
+from timing import alternate, fill_randomly
 
 from rlbook.sac import SAC
 
@@ -39,32 +39,37 @@ def make_sb3() -> SB3SAC:
     return agent
 
 
-def main() -> None:
+def measure(threads: int, rounds: int, count: int) -> None:
     """Alternate between the two, so that both meet the same noise, and print medians and ratio."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--updates", type=int, default=10, help="updates of one round")
-    parser.add_argument("--rounds", type=int, default=21, help="timed rounds of each library")
-    parser.add_argument("--threads", type=int, default=1, help="torch threads of both")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(threads)
     torch.set_flush_denormal(True)  # as `learn` does, and for all alike
-    ours, theirs, count = make_rlbook(), make_sb3(), options.updates
+    ours, theirs = make_rlbook(), make_sb3()
     works: dict[str, Callable[[], object]] = {
         "rlbook": lambda: [ours.update(ours.sample()) for _ in range(count)],
         "stable-baselines3": lambda: theirs.train(gradient_steps=count, batch_size=BATCH),
     }
-    rounds = alternate(works, options.rounds)
-    times = {name: [x / count for x in values] for name, values in rounds.items()}
+    times = {name: [x / count for x in values] for name, values in alternate(works, rounds).items()}
     for name, values in times.items():
         low, high = min(values), max(values)
         median = statistics.median(values)
         print(f"{name:>18}: {1e3 * median:6.2f} ms (from {1e3 * low:.2f} to {1e3 * high:.2f})")
     ratios = [b / a for a, b in zip(*times.values(), strict=True)]
     print(
-        f"SAC update, {list(HIDDEN)}, batch {BATCH}, {options.threads} thread(s), "
+        f"SAC update, {list(HIDDEN)}, batch {BATCH}, {threads} thread(s), "
         f"Stable-Baselines3 {stable_baselines3.__version__}: ratio {statistics.median(ratios):.2f} "
         f"(of the fastest rounds {min(times['stable-baselines3']) / min(times['rlbook']):.2f})"
     )
+
+
+def main() -> None:
+    """Measure on one thread and on as many as PyTorch takes by itself."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--updates", type=int, default=10, help="updates of one round")
+    parser.add_argument("--rounds", type=int, default=21, help="timed rounds of each library")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, torch.get_num_threads()])
+    options = parser.parse_args()
+    for threads in dict.fromkeys(options.threads):
+        measure(threads, options.rounds, options.updates)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ import datetime
 import json
 import os
 import platform
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,15 +21,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from timing import Work, compare, seconds, spread, take_turns
-from torch import Tensor, nn
+from timing import Work, compare, spread, take_turns
+from torch import nn
 
 import rlbook.dqn
 import rlbook.drqn
+import rlbook.ensemble
 import rlbook.run
 from rlbook.agent import Agent, algorithms, torch_for_learning
-from rlbook.dqn import MLP, flatten_parameters, td_loss, td_slope
-from rlbook.ensemble import Ensemble, ensemble_backward, ensemble_forward
+from rlbook.dqn import MLP, Adam, flatten_parameters, td_loss, td_slope
+from rlbook.ensemble import Ensemble
 from rlbook.envs import make_vector_env
 from rlbook.r2d2 import SumTree
 from rlbook.redq import REDQ
@@ -124,6 +124,8 @@ def on_the_clock(agent: Any) -> Iterator[Clock]:
         clock.watch(owner, "to_batch", "buffer")
         clock.watch(owner, "apply_gradients", "optimiser")
         clock.watch(owner, "polyak_update", "target")
+    clock.watch(rlbook.ensemble, "forward_pass", "forward")
+    clock.watch(rlbook.ensemble, "backward_pass", "backward")
     clock.watch(torch.Tensor, "backward", "backward")
     clock.watch(torch.Tensor, "lerp_", "target")
     clock.watch(agent.optimizer, "step zero_grad", "optimiser")
@@ -132,8 +134,7 @@ def on_the_clock(agent: Any) -> Iterator[Clock]:
     parts += [getattr(model, name, None) for name in ("actor", "critics", "critic", "encoder")]
     for part in parts:
         if part is not None:
-            clock.watch(part, "forward trace q_values_sequence unroll draw run", "forward")
-            clock.watch(part, "weight_slopes input_slopes actor_slopes", "backward")
+            clock.watch(part, "forward trace q_values_sequence unroll draw", "forward")
             if isinstance(part, MLP):
                 clock.watch(part, "backward", "backward")
     made = rlbook.run.make_vector_env
@@ -330,14 +331,11 @@ def bare_ensemble(agent: REDQ) -> Work:
     """Return the passes of an update of all critics, from inputs that lie ready."""
     batch, critics = agent.sample(), agent.model.critics
     x, chosen = torch.cat([batch.obs, batch.action], dim=1), agent.choose_critics()
-    delta = torch.ones(len(critics.weights), len(x), 1)
 
     def run() -> None:
-        with torch.no_grad():
-            ensemble_forward(batch.next_obs, agent.model.actor.weights, agent.model.actor.sizes)
-            ensemble_forward(x, agent.target.weights[chosen], critics.sizes)
-            _, kept = ensemble_forward(x, critics.weights, critics.sizes)
-            ensemble_backward(delta, kept, critics.weights, critics.sizes)
+        agent.model.actor.values(batch.next_obs)
+        agent.target.values(x, chosen)
+        critics.learn(x, torch.ones_like)
 
     return run
 
@@ -407,12 +405,14 @@ def measure_bare(rounds: int) -> dict[str, Any]:
 # One change at a time -----------------------------------------------------------------------------
 
 
-def optimiser_work(flat: bool, fused: bool) -> Work:
+def optimiser_work(flat: bool, fused: bool, ours: bool = False) -> Work:
     """Return a step of Adam for a Q-network of two layers of 256 units."""
     network = MLP((4, 256, 256, 2))
     parts = [flatten_parameters(network)] if flat else list(network.parameters())
     for part in parts:
         part.grad = torch.rand_like(part)
+    if ours:
+        return Adam(parts, lr=1e-3).step
     return torch.optim.Adam(parts, lr=1e-3, fused=fused, foreach=False).step
 
 
@@ -431,8 +431,7 @@ def gradient_works(hidden: tuple[int, ...], batch: int) -> dict[str, Work]:
     def by_hand() -> None:
         with torch.no_grad():
             q, inputs = network.trace(x)
-            td_loss(q, action, target)
-            network.backward(inputs, td_slope(q, action, target))
+            network.backward(inputs, td_slope(q, action, target)[0])
 
     return {"autograd": autograd, "by hand": by_hand}
 
@@ -443,8 +442,8 @@ def ensemble_works(units: int, batch: int, members: int = 10) -> dict[str, Work]
     layers = [[nn.Linear(*pair) for pair in pairwise(widths)] for _ in range(members)]
     networks = [nn.Sequential(*[m for n in net for m in (n, nn.ReLU())][:-1]) for net in layers]
     optimizers = [torch.optim.Adam(network.parameters(), fused=True) for network in networks]
-    ensemble, delta = Ensemble(widths, members), torch.full((members, batch, 1), 1 / batch)
-    optimizer = torch.optim.Adam(ensemble.parameters(), fused=True)
+    ensemble = Ensemble(widths, members)
+    optimizer = Adam(ensemble.parameters(), lr=1e-3)
 
     def one_by_one() -> None:
         for network in networks:
@@ -453,12 +452,11 @@ def ensemble_works(units: int, batch: int, members: int = 10) -> dict[str, Work]
         for part in optimizers:
             part.step()
 
-    def batched() -> None:
-        _, kept = ensemble.run(x)
-        ensemble.weights.grad = ensemble.weight_slopes(delta, kept)
+    def as_one() -> None:
+        ensemble.learn(x, lambda out: torch.full_like(out, 1 / batch))
         optimizer.step()
 
-    return {"list of networks": one_by_one, "one batched product": batched}
+    return {"list of networks": one_by_one, "one ensemble": as_one}
 
 
 def gather_works(capacity: int = 100_000, batch: int = 256) -> dict[str, Work]:
@@ -514,13 +512,11 @@ def collect_work(num_envs: int, steps: int = 64) -> Work:
 def thread_works(widths: tuple[int, ...], members: int, batch: int) -> dict[str, Work]:
     """Return the same passes on one thread and on two."""
     ensemble, x = Ensemble(widths, members), torch.rand(batch, widths[0])
-    delta = torch.full((members, batch, 1), 1 / batch)
 
     def passes(threads: int) -> None:
         torch.set_num_threads(threads)
         for _ in range(5):
-            _, kept = ensemble.run(x)
-            ensemble.weight_slopes(delta, kept)
+            ensemble.learn(x, torch.ones_like)
         torch.set_num_threads(1)
 
     return {"1 thread": lambda: passes(1), "2 threads": lambda: passes(2)}
@@ -535,13 +531,16 @@ def measure_changes(rounds: int) -> dict[str, Any]:
         "weights in one tensor": compare(
             {"six tensors": optimiser_work(False, True), "one": optimiser_work(True, True)},
             "one", rounds=rounds),
+        "Adam in one call": compare(
+            {"PyTorch's": optimiser_work(True, True), "ours": optimiser_work(True, True, True)},
+            "ours", rounds=rounds),
         "gradient by hand": compare(gradient_works((256, 256), 64), "by hand", rounds=rounds),
         "values of a stretch": compare(stretch_works(), "sixteen at once", rounds=rounds),
-        "batched ensemble, 256 units": compare(
-            ensemble_works(256, 256), "one batched product", rounds=rounds
+        "ensemble, 256 units": compare(
+            ensemble_works(256, 256), "one ensemble", rounds=rounds
         ),
-        "batched ensemble, 32 units": compare(
-            ensemble_works(32, 64), "one batched product", rounds=rounds
+        "ensemble, 32 units": compare(
+            ensemble_works(32, 64), "one ensemble", rounds=rounds
         ),
         "gather once": compare(gather_works(), "one row a transition", rounds=rounds),
         "vector environments": compare(
@@ -549,25 +548,6 @@ def measure_changes(rounds: int) -> dict[str, Any]:
             "8 environments", rounds=rounds),
     }  # fmt: skip
     return found
-
-
-def compiled_work(hidden: tuple[int, int], batch: int) -> Work:
-    """Return the gradient of DQN's loss by autograd, compiled."""
-    sizes = [nn.Linear(*pair) for pair in pairwise((4, *hidden, 2))]
-    network = nn.Sequential(*[m for layer in sizes for m in (layer, nn.ReLU())][:-1])
-    x, action, target = torch.rand(batch, 4), torch.randint(2, (batch,)), torch.rand(batch)
-    parts = list(network.parameters())
-
-    @torch.compile
-    def loss(x: Tensor) -> Tensor:
-        return td_loss(network(x), action, target)[0]
-
-    def run() -> None:
-        for part in parts:
-            part.grad = None
-        loss(x).backward()
-
-    return run
 
 
 def measure_threads(rounds: int) -> dict[str, Any]:
@@ -581,20 +561,23 @@ def measure_threads(rounds: int) -> dict[str, Any]:
 
 
 def measure_compile(rounds: int) -> dict[str, Any]:
-    """Time DQN's gradient by autograd, compiled and by hand, and what compiling costs."""
+    """Time updates with and without the setting `compile`, and what compiling costs."""
     found: dict[str, Any] = {}
-    if shutil.which("c++") is None and shutil.which("g++") is None:
-        return found  # PyTorch compiles to C++
-    for name, hidden, batch in (("small", (64, 64), 64), ("large", (256, 256), 256)):
-        work = compiled_work(hidden, batch)
-        first = seconds(work)
-        works = {**gradient_works(hidden, batch), "compiled": work}
-        about = {
-            "hidden": list(hidden),
-            "batch": batch,
-            "first_call_seconds": float(f"{first:.3g}"),
+    for name in CONFIGS:
+        began = time.perf_counter()
+        plain = with_experience(name)
+        between = time.perf_counter()
+        compiled = with_experience(name, compile=True)  # acting compiles, and so do updates
+        for batch in [plain.sample() for _ in range(8)]:
+            compiled.update(batch)
+        extra = time.perf_counter() - between - (between - began)
+        works = {"plain": updates(plain), "compiled": updates(compiled)}
+        found[name] = {
+            "config": CONFIGS[name],
+            "functions": list(plain.compiled),
+            "compile_seconds": float(f"{extra:.3g}"),
+            "works": compare(works, "plain", rounds=rounds),
         }
-        found[name] = {**about, "works": compare(works, "autograd", rounds=rounds)}
     return found
 
 

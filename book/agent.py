@@ -90,8 +90,9 @@ import importlib
 import importlib.resources
 import math
 import os
+import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -229,10 +230,11 @@ def check_spaces(agent: "Agent") -> None:
         return
     fitting = [n for n, c in algorithms().items() if (c.observations, c.actions) == found]
     hint = f"try {' or '.join(fitting)}" if fitting else "no algorithm of this book fits it yet"
+    seen, done = (" ".join(str(s).split()) for s in (agent.observation_space, agent.action_space))
     raise ValueError(
-        f"{agent.config.env_id!r} has {found[0]} observations ({agent.observation_space}) and "
-        f"{found[1]} actions ({agent.action_space}), but {agent.name} needs {agent.observations} "
-        f"observations and {agent.actions} actions: {hint}."
+        f"{agent.config.env_id!r} has {found[0]} observations ({seen}) and {found[1]} actions "
+        f"({done}), but {agent.name} needs {agent.observations} observations and {agent.actions} "
+        f"actions: {hint}."
     )
 
 # %%
@@ -310,54 +312,36 @@ with torch_for_learning(1):
 assert torch.all(small / 10 > 0)  # outside, as before
 
 # %% [markdown]
-# ## The agent
-#
-# An algorithm fills in five verbs, `act`, `observe`, `updates_due`, `sample` and `update`, and a
-# `build` that makes its parts. The rest is inherited. Some decisions that are easy to miss:
-#
-# - `train_step` checks every loss. A loss that is not a number ruins all weights within one update,
-#   so the run must stop before it does more harm.
-# - `parts` names the attributes that learning depends on. `state_dict` and `load_state_dict` walk
-#   over them, so that nothing is forgotten in one of the two.
-# - `predict` takes one observation or a batch and checks it, because it is the method that is
-#   called from somebody else's program.
-# - `save` writes everything: networks, optimiser, buffer, counters and generators. An agent that
-#   is loaded can go on learning.
+# `torch.compile` writes a C++ program for a function of tensors. An algorithm names the functions of
+# its networks that are worth it, and the setting `compile` has them compiled when they are first
+# called. It is off by default: [Speed](speed.ipynb) measures that on networks of this size it costs
+# seconds and buys nothing.
 
 # %%
 #| export
-class Agent(ABC):
-    """What all algorithms share: what a user calls, and what the loop calls."""
+def compile_functions(owner: Any, paths: Sequence[str]) -> None:
+    """Replace functions, each named by the way to it such as `online.trace`, by compiled ones."""
+    if not shutil.which(os.environ.get("CXX", "c++")):
+        raise ValueError("Setting 'compile' needs a C++ compiler such as g++, and there is none.")
+    for path in paths:
+        *way, name = path.split(".")
+        part = functools.reduce(getattr, way, owner)
+        setattr(part, name, torch.compile(getattr(part, name)))
 
-    name: ClassVar[str]
-    config_class: ClassVar[type[Config]]
-    observations: ClassVar[str] = "vector"
-    actions: ClassVar[str] = "discrete"
-    parts: ClassVar[tuple[str, ...]] = ()  # attributes with a state_dict, saved and loaded by name
-    config: Config
+# %% [markdown]
+# ## What an algorithm writes
+#
+# An algorithm fills in five verbs, `act`, `observe`, `updates_due`, `sample` and `update`, and a
+# `build` that makes its parts. The loop calls them; `train_step` puts the last three together. It
+# checks every loss: one that is not a number ruins all weights within one update, so the run must
+# stop before it does more harm.
 
-    def __init_subclass__(cls) -> None:
-        if "name" in vars(cls):
-            REGISTRY[cls.name] = cls
+# %%
+#| export
+class Algorithm(ABC):
+    """What the loop calls: the verbs that each algorithm fills in."""
 
-    def __init__(
-        self, env_id: str | None = None, *, config: Config | None = None, **settings: Any
-    ) -> None:
-        if config is None:
-            named = {} if env_id is None else {"env_id": env_id}
-            config = make_config(self.config_class, {**named, **settings})
-        self.config = config
-        self.device = find_device(config.device)
-        env = make_env(config.env_id, config.env_kwargs)
-        self.observation_space, self.action_space = env.observation_space, env.action_space
-        env.close()
-        check_spaces(self)
-        self.global_step = 0  # environment steps seen
-        self.updates = 0  # gradient steps made
-        self.directory: RunDirectory | None = None  # made by the loop when `run_dir` is set
-        self.generator = np.random.default_rng(derive_seed(config.seed, "agent"))
-        with seeded_torch(derive_seed(config.seed, "networks")):
-            self.build()
+    updates: int  # gradient steps made
 
     @abstractmethod
     def build(self) -> None:
@@ -400,6 +384,104 @@ class Agent(ABC):
                 raise FloatingPointError(f"the loss of update {self.updates} is {result.loss}")
         return result.metrics if result else None
 
+# %% [markdown]
+# ## One observation or many
+#
+# `predict` is the method that somebody else's program calls, so it takes one observation or a batch,
+# as a list or an array, and says in a sentence what is wrong with anything else.
+
+# %%
+#| export
+def as_batch(obs: Any, space: gym.Space) -> tuple[np.ndarray, bool]:
+    """Return observations as (batch, ...), and whether it was a single one."""
+    shape = space.shape or ()
+    try:
+        batch = np.array(obs, dtype=space.dtype)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"An observation must be numbers of the shape {shape}.") from error
+    if batch.shape not in (shape, (len(batch) if batch.ndim else 0, *shape)):
+        raise ValueError(f"An observation must have the shape {shape}, not {batch.shape}.")
+    if not np.isfinite(batch).all():
+        raise ValueError("An observation must be finite, and this one is not.")
+    single = batch.shape == shape
+    return (batch[None] if single else batch), single
+
+# %%
+flat = gym.spaces.Box(-1, 1, (2,))
+one, was_single = as_batch([0.5, 0.0], flat)
+assert one.shape == (1, 2) and was_single
+assert as_batch([[0.5, 0.0]] * 3, flat)[0].shape == (3, 2)
+
+# %% [markdown]
+# ## Nothing broken is kept
+#
+# A loss can be finite while its gradient is not, and then the weights are lost with nobody noticing.
+# A checkpoint of such weights would push a good one out. So before anything is written, every number
+# that learning depends on is looked at.
+
+# %%
+#| export
+def not_finite(state: Any, name: str = "") -> str | None:
+    """Return the name of the first tensor in a nested state that is not finite all over."""
+    if isinstance(state, torch.Tensor):
+        return name if state.is_floating_point() and not bool(state.isfinite().all()) else None
+    items = state.items() if isinstance(state, dict) else enumerate(state)
+    nested = [(k, v) for k, v in items if isinstance(v, dict | list | tuple | torch.Tensor)]
+    return next(filter(None, (not_finite(v, f"{name}.{k}".strip(".")) for k, v in nested)), None)
+
+# %%
+sound = {"online": {"weight": torch.ones(2)}, "steps": 3}
+assert not_finite(sound) is None
+assert not_finite({**sound, "target": [torch.tensor([0.0, math.nan])]}) == "target.0"
+
+# %% [markdown]
+# ## The agent
+#
+# The rest is inherited: what a user calls. Two decisions are easy to miss:
+#
+# - `parts` names the attributes that learning depends on. `state_dict` and `load_state_dict` walk
+#   over them, so that nothing is forgotten in one of the two.
+# - `save` writes everything: networks, optimiser, buffer, counters and generators. An agent that
+#   is loaded can go on learning.
+
+# %%
+#| export
+class Agent(Algorithm):
+    """What a user calls, for every algorithm alike."""
+
+    name: ClassVar[str]
+    config_class: ClassVar[type[Config]]
+    observations: ClassVar[str] = "vector"
+    actions: ClassVar[str] = "discrete"
+    parts: ClassVar[tuple[str, ...]] = ()  # attributes with a state_dict, saved and loaded by name
+    compiled: ClassVar[tuple[str, ...]] = ()  # functions that the setting `compile` is for
+    config: Config
+
+    def __init_subclass__(cls) -> None:
+        if "name" in vars(cls):
+            REGISTRY[cls.name] = cls
+
+    def __init__(
+        self, env_id: str | None = None, *, config: Config | None = None, **settings: Any
+    ) -> None:
+        if config is None:
+            named = {} if env_id is None else {"env_id": env_id}
+            config = make_config(self.config_class, {**named, **settings})
+        self.config = config
+        self.device = find_device(config.device)
+        env = make_env(config.env_id, config.env_kwargs)
+        self.observation_space, self.action_space = env.observation_space, env.action_space
+        env.close()
+        check_spaces(self)
+        self.global_step = 0  # environment steps seen
+        self.updates = 0  # gradient steps made
+        self.directory: RunDirectory | None = None  # made by the loop when `run_dir` is set
+        self.generator = np.random.default_rng(derive_seed(config.seed, "agent"))
+        with seeded_torch(derive_seed(config.seed, "networks")):
+            self.build()
+        if config.compile:
+            compile_functions(self, self.compiled)
+
     def state_dict(self) -> dict[str, Any]:
         """Return all that learning depends on: counters, generator and parts."""
         return {
@@ -441,17 +523,7 @@ class Agent(ABC):
 
     def predict(self, obs: Any, state: Any = None, explore: bool = False) -> tuple[Any, Any]:
         """Choose an action for one observation or a batch; without `state` an episode starts."""
-        shape = self.observation_space.shape or ()
-        try:
-            batch = np.array(obs, dtype=self.observation_space.dtype)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"An observation must be numbers of the shape {shape}.") from error
-        if batch.shape not in (shape, (len(batch) if batch.ndim else 0, *shape)):
-            raise ValueError(f"An observation must have the shape {shape}, not {batch.shape}.")
-        if not np.isfinite(batch).all():
-            raise ValueError("An observation must be finite, and this one is not.")
-        single = batch.shape == shape
-        batch = batch[None] if single else batch
+        batch, single = as_batch(obs, self.observation_space)
         start = np.full(len(batch), state is None)
         actions, state = self.act(batch, state, start, explore)
         return (actions[0] if single else actions), state
@@ -463,6 +535,8 @@ class Agent(ABC):
     def checkpoint(self) -> dict[str, Any]:
         """Return what a checkpoint holds of the agent: its name, its settings and its state."""
         state = self.state_dict()
+        if broken := not_finite(state):
+            raise FloatingPointError(f"{broken} is not finite any more, so nothing was saved")
         if not self.config.checkpoint_replay:
             state.pop("replay", None)
         return {"algo": self.name, "config": vars(self.config).copy(), "agent": state}

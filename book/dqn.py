@@ -31,7 +31,7 @@
 # %%
 #| export
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise, starmap
 from typing import Any, ClassVar
@@ -180,10 +180,10 @@ assert table_results[:, -1, 1].max() < 0.01  # what is seen of the finest table
 # The way back, from the slope of a loss in the output to its slope in the weights, is the chain rule
 # layer by layer. If $g$ is the slope of the loss in the output of a layer $x \mapsto W x + b$, then the
 # slopes are $g x^\top$ in $W$, $g$ in $b$ and $W^\top g$ in $x$; a ReLU lets a slope pass where its input
-# was above 0, where it is *open*, and no slope elsewhere. PyTorch can do
-# all that by itself, and later chapters leave it to PyTorch. At the size of this network, though, the
-# bookkeeping costs more than the arithmetic, and the rule is five lines: `trace` keeps what each
-# layer saw, `backward` walks back.
+# was above 0, where it is *open*, and no slope elsewhere. PyTorch can do all that by itself, and most
+# later chapters leave it to PyTorch. At the size of this network, though, the bookkeeping costs more
+# than the arithmetic, and the rule is a few lines: `trace` keeps what each layer saw, `backward` walks
+# back. (`threshold_backward` is what PyTorch itself calls for ReLU.)
 #
 # By hand: with the slope 1 in the output for (2, −1), the second layer has the slopes (1, 1), which
 # its inputs were; each hidden unit has 1, so each row of the first layer has the slopes (2, −1). For
@@ -219,7 +219,8 @@ class MLP(nn.Module):
             torch.mm(slope.t(), x, out=weight.grad)
             torch.sum(slope, dim=0, out=bias.grad)
             if x is not inputs[0]:  # on through the layer and the ReLU, which is shut where x is 0
-                slope = slope.mm(weight).mul_(x.sign())
+                slope = slope.mm(weight)
+                torch.ops.aten.threshold_backward.grad_input(slope, x, 0, grad_input=slope)
 
 # %%
 tiny = MLP((2, 2, 1))
@@ -404,22 +405,39 @@ assert huber.item() == 1.0
 # The gradient of this loss needs no machinery. Where action $a_i$ was taken, the slope of the loss in
 # $Q_\theta(s_i, a_i)$ is $2 \delta_i / B$ with the error $\delta_i = Q_\theta(s_i, a_i) - y_i$; Huber's is
 # $\delta_i$ clipped to ±1, over $B$; and the values of all other actions have the slope 0. The asserts
-# above had it from autograd: (−1, 0) and (0, 2).
+# above had it from autograd: (−1, 0) and (0, 2). The loss itself can be had from the slope $\rho$ of one
+# step: $\rho\,(\delta - \rho / 2)$ is $\delta^2 / 2$ within ±1 and $|\delta| - 1/2$ beyond, Huber's loss.
 
 # %%
 #| export
+def distance(td_error: Tensor, huber: bool) -> tuple[Tensor, Tensor]:
+    """Return the squared (or Huber) loss of each TD error, and its slope."""
+    if not huber:
+        return td_error.square(), 2 * td_error
+    slope = td_error.clamp(-1, 1)
+    return slope * (td_error - slope / 2), slope
+
+
 @torch.no_grad()
-def td_slope(q: Tensor, action: Tensor, target: Tensor, huber: bool = False) -> Tensor:
-    """Return the gradient (batch, actions) of `td_loss` in the values."""
+def td_slope(
+    q: Tensor, action: Tensor, target: Tensor, huber: bool = False
+) -> tuple[Tensor, dict[str, float]]:
+    """Return the gradient (batch, actions) of `td_loss` in the values, and the same metrics."""
     taken = action.unsqueeze(1)
-    td_error = q.gather(1, taken) - target.unsqueeze(1)  # (batch, 1)
-    slope = td_error.clamp_(-1, 1) if huber else td_error.mul_(2)
-    return torch.zeros_like(q).scatter_(1, taken, slope.div_(len(q)))
+    chosen = q.gather(1, taken).squeeze(1)  # (batch,)
+    td_error = chosen - target
+    each, slope = distance(td_error, huber)
+    means = torch.stack([each, chosen, target, td_error.abs()]).mean(dim=1).tolist()
+    names = ("loss", "q_mean", "target_mean", "td_error_abs")
+    gradient = torch.zeros_like(q).scatter_(1, taken, slope.div_(len(q)).unsqueeze(1))
+    return gradient, dict(zip(names, means, strict=True))
 
 # %%
 y = dqn_target(reward, discount, terminated, next_q_target)
-assert td_slope(q, action, y).tolist() == [[-1.0, 0.0], [0.0, 2.0]]
-assert td_slope(q, action, y, huber=True).tolist() == [[-0.5, 0.0], [0.0, 0.5]]
+gradient, named = td_slope(q, action, y)
+assert gradient.tolist() == [[-1.0, 0.0], [0.0, 2.0]] and named["loss"] == 2.5
+gradient, named = td_slope(q, action, y, huber=True)
+assert gradient.tolist() == [[-0.5, 0.0], [0.0, 0.5]] and named["loss"] == 1.0
 
 # %% [markdown]
 # ## The target network
@@ -518,6 +536,10 @@ assert decayed(1e-3, progress=1.0, decay_from=1.0) == 1e-3  # never falls
 # views: the $\theta$ of the equations is then one tensor in the code as well. The gradient of that
 # vector can be clipped with two operations.
 #
+# `Adam` is the optimiser of PyTorch with its own `step`: the same fused operation on the same state,
+# without what PyTorch prepares and checks around it each time, which takes as long as the operation
+# itself. (`torch._fused_adam_` has no public name; the tests compare every bit with the original.)
+#
 # By hand: the gradient (3, 4) has the norm 5; clipped to 1 it is (0.6, 0.8).
 
 # %%
@@ -533,6 +555,50 @@ def flatten_parameters(network: nn.Module) -> nn.Parameter:
     ):
         part.data, part.grad = weights.view_as(part), gradient.view_as(part)
     return flat
+
+# %%
+#| export
+class Adam(torch.optim.Adam):
+    """Adam (Kingma & Ba 2015) in one fused operation a step; weights without gradient stay."""
+
+    def __init__(self, parameters: Iterable[Tensor], lr: float) -> None:
+        super().__init__(parameters, lr=lr, fused=True)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Move the weights against the running mean of their gradients, each by its own scale."""
+        for group in self.param_groups:
+            parts = [part for part in group["params"] if part.grad is not None]
+            states = [self.state[part] or self.begin(part) for part in parts]
+            means, squares, steps = (
+                [state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step")
+            )
+            if not parts:
+                continue
+            torch._foreach_add_(steps, 1)
+            torch._fused_adam_(
+                parts,
+                [part.grad for part in parts],
+                means,
+                squares,
+                [],
+                steps,
+                lr=group["lr"],
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                eps=group["eps"],
+                weight_decay=0.0,
+                amsgrad=False,
+                maximize=False,
+            )
+
+    step.hooked = True  # type: ignore[attr-defined]  # hooks would take as long as the step
+
+    def begin(self, part: Tensor) -> dict[str, Tensor]:
+        """Make the state of a tensor, as it is before the first step."""
+        zeros, step = torch.zeros_like(part), torch.zeros((), device=part.device)
+        self.state[part] = {"step": step, "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
+        return self.state[part]
 
 # %%
 #| export
@@ -661,9 +727,10 @@ assert sum(due) == len(range(102, 125, 3))  # one for every third step after the
 #| export
 @dataclass(frozen=True)
 class ValuedBatch(Batch):
-    """Transitions with the values (batch, actions) that the target network gives the successors."""
+    """Transitions with what the target network, while it rests, says of them."""
 
-    next_q: Tensor
+    next_q: Tensor  # (batch, actions), the values of the successors
+    y: Tensor | None = None  # (batch,), the targets, unless the online network chooses in them
 
 
 # %%
@@ -674,6 +741,7 @@ class DQN(Agent):
     name: ClassVar[str] = "dqn"
     config_class: ClassVar[type[Config]] = DQNConfig
     parts: ClassVar[tuple[str, ...]] = ("online", "target", "optimizer", "n_step", "replay")
+    compiled: ClassVar[tuple[str, ...]] = ("online.trace", "target.trace")
     config: DQNConfig
     action_space: gym.spaces.Discrete
 
@@ -683,7 +751,7 @@ class DQN(Agent):
         self.online, self.target = self.make_network(), self.make_network()
         self.target.load_state_dict(self.online.state_dict())
         self.weights = flatten_parameters(self.online)
-        self.optimizer = torch.optim.Adam([self.weights], lr=config.lr, fused=True)
+        self.optimizer = Adam([self.weights], lr=config.lr)
         dtype = transition_dtype(self.observation_space, self.action_space)
         seed = derive_seed(config.seed, "replay")
         self.replay = ReplayBuffer(config.buffer_size, dtype, seed)
@@ -746,26 +814,31 @@ class DQN(Agent):
             batch = to_batch(self.replay.sample(together * size), self.device)
             with torch.no_grad():
                 columns = [*vars(batch).values(), self.target(batch.next_obs)]
+                if not self.config.double:
+                    columns.append(self.td_target(batch, columns[-1]))
             parts = zip(*(column.split(size) for column in columns), strict=True)
             yield from starmap(ValuedBatch, parts)
             count -= together
+
+    def td_target(self, batch: Batch, next_q: Tensor | None = None) -> Tensor:
+        """Return the targets of a batch, whose successors may have been valued already."""
+        next_q = self.target(batch.next_obs) if next_q is None else next_q
+        next_q_online = self.online(batch.next_obs) if self.config.double else None
+        return dqn_target(batch.reward, batch.discount, batch.terminated, next_q, next_q_online)
 
     @torch.no_grad()
     def update(self, batch: Batch) -> UpdateResult:
         """Make one gradient step on the TD error of a batch, then move the target if it is time."""
         config = self.config
-        valued = batch.next_q if isinstance(batch, ValuedBatch) else None
-        next_q_target = self.target(batch.next_obs) if valued is None else valued
-        next_q_online = self.online(batch.next_obs) if config.double else None
-        y = dqn_target(batch.reward, batch.discount, batch.terminated, next_q_target, next_q_online)
+        next_q, y = (batch.next_q, batch.y) if isinstance(batch, ValuedBatch) else (None, None)
+        y = self.td_target(batch, next_q) if y is None else y
         q, inputs = self.online.trace(batch.obs)
-        _, metrics = td_loss(q, batch.action, y, config.huber)
-        self.online.backward(inputs, td_slope(q, batch.action, y, config.huber))
+        slope, metrics = td_slope(q, batch.action, y, config.huber)
+        self.online.backward(inputs, slope)
         apply_gradients(self.optimizer, config.lr_now(self.global_step), config.max_grad_norm)
         if (self.updates + 1) % config.target_every == 0:
             polyak_update(self.target, self.online, config.tau)
-        values = {name: float(value) for name, value in metrics.items()}
-        return UpdateResult(values["loss"], values)
+        return UpdateResult(metrics["loss"], metrics)
 
 # %%
 #| export

@@ -44,6 +44,7 @@ from torch import Tensor, nn
 from rlbook.agent import Agent, Transition, UpdateResult
 from rlbook.dqn import (
     MLP,
+    Adam,
     DQNConfig,
     dqn_target,
     epsilon_greedy,
@@ -688,6 +689,7 @@ class DRQN(Agent):
     name: ClassVar[str] = "drqn"
     config_class: ClassVar[type[Config]] = DRQNConfig
     parts: ClassVar[tuple[str, ...]] = ("online", "target", "optimizer", "replay")
+    compiled: ClassVar[tuple[str, ...]] = ("online.q_values_sequence", "target.q_values_sequence")
     config: DRQNConfig
     action_space: gym.spaces.Discrete
     replay: RecurrentReplayBuffer
@@ -705,7 +707,7 @@ class DRQN(Agent):
         self.online, self.target = self.make_network(), self.make_network()
         self.target.load_state_dict(self.online.state_dict())
         self.weights, self.target_weights = map(flatten_parameters, (self.online, self.target))
-        self.optimizer = torch.optim.Adam([self.weights], lr=config.lr, fused=True)
+        self.optimizer = Adam([self.weights], lr=config.lr)
         self.replay = self.make_replay()
 
     def make_network(self) -> LSTMQNetwork:

@@ -28,6 +28,7 @@
 # %%
 #| export
 import math
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -39,7 +40,6 @@ from torch import Tensor, nn
 
 # %%
 import time
-from collections.abc import Callable
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -89,23 +89,24 @@ print(sum(len(list(network.parameters())) for network in networks), "tensors of 
 # ## One matrix for all weights
 #
 # Each network, a *member*, is a row, in which lie all its weights and biases, layer after layer.
-# Views of the matrix are the layers, `(members, inputs, outputs)`, and one batched product serves
-# all members. An optimiser then has one tensor to move, target networks follow in one operation,
-# and a few members are a few rows.
+# The layers are views of the matrix. An optimiser then has one tensor to move, target networks
+# follow in one operation, and a few members are a few rows.
 #
 # By hand: layers of 2 → 1 and 1 → 1 have $2 + 1$ and $1 + 1$ numbers, together 5, so two members
-# are a matrix of 2 × 5.
+# are a matrix of 2 × 5. Unpack one row, and you have the layers of one network; unpack the matrix,
+# and each layer has one dimension more, `(members, inputs, outputs)`.
 
 # %%
 #| export
 Sizes = tuple[tuple[int, int], ...]  # inputs and outputs of each layer
+Layers = list[tuple[Tensor, Tensor]]  # weight (..., inputs, outputs) and bias (..., 1, outputs)
 
 
-def unpack(weights: Tensor, sizes: Sizes) -> list[tuple[Tensor, Tensor]]:
-    """View rows of weights, one a member, as weight (members, inputs, outputs) and bias a layer."""
+def unpack(weights: Tensor, sizes: Sizes) -> Layers:
+    """View a row of weights, or a matrix with a row for each member, as layers."""
     counts = [count for inputs, outputs in sizes for count in (inputs * outputs, outputs)]
-    parts = iter(weights.split(counts, dim=1))
-    return [(next(parts).view(-1, *size), next(parts).unsqueeze(1)) for size in sizes]
+    parts = iter(weights.split(counts, dim=-1))
+    return [(next(parts).unflatten(-1, size), next(parts).unsqueeze(-2)) for size in sizes]
 
 # %%
 rows = torch.tensor([[1.0, 1.0, 0.0, 1.0, 0.0], [1.0, 1.0, 0.0, 2.0, 0.0]])
@@ -113,6 +114,7 @@ SIZES = ((2, 1), (1, 1))
 (first, first_bias), (last, last_bias) = unpack(rows, SIZES)
 assert first.shape == (2, 2, 1) and first_bias.shape == (2, 1, 1)
 assert last.flatten().tolist() == [1.0, 2.0]
+assert unpack(rows[0], SIZES)[0][0].shape == (2, 1)
 first_bias += 0.5  # a view: the row changes with it
 assert rows[:, 2].tolist() == [0.5, 0.5]
 first_bias -= 0.5
@@ -121,28 +123,32 @@ first_bias -= 0.5
 # ## Forward
 #
 # Every member sees the same inputs. The pass keeps the input of each layer, $x_0 = x$, $x_1$, …,
-# because the way back needs them. Two details are for speed. ReLU works in place. And the last
-# layer is computed as rows, $W^\top x^\top$: for one or two outputs that is several times as fast
-# as $x\,W$, a matrix times a thin column.
+# because the way back needs them. ReLU works in place, between the layers and not after the last.
+# The same lines serve one network and many: `baddbmm` is `addmm`, a product plus a bias, for a stack
+# of matrices.
 #
 # By hand, with the two rows above: for $x = (0.5, 0.25)$ the hidden unit is 0.75, so the members
 # say 0.75 and 1.5; for $x = (0.5, -1)$ ReLU is shut and both say 0.
 
 # %%
 #| export
-def ensemble_forward(x: Tensor, weights: Tensor, sizes: Sizes) -> tuple[Tensor, list[Tensor]]:
-    """Return outputs (members, batch, outputs) for x (batch, inputs), and the layers' inputs."""
-    *hidden, (last, last_bias) = unpack(weights, sizes)
-    kept = [x.expand(len(weights), *x.shape)]  # (members, batch, inputs), not copied
-    for weight, bias in hidden:
-        kept.append(torch.baddbmm(bias, kept[-1], weight).relu_())
-    return torch.baddbmm(last_bias.mT, last.mT, kept[-1].mT).mT, kept
+def forward_pass(x: Tensor, layers: Layers) -> tuple[Tensor, list[Tensor]]:
+    """Return outputs (..., batch, outputs) for x (batch, inputs), and the layers' inputs."""
+    apart = layers[0][0].ndim == 2  # one network, without a dimension for members
+    affine: Callable[..., Tensor] = torch.addmm if apart else torch.baddbmm
+    out = x if apart else x.expand(len(layers[0][0]), *x.shape)  # not copied
+    kept: list[Tensor] = []
+    for weight, bias in layers:
+        kept.append(out.relu_() if kept else out)
+        out = affine(bias, kept[-1], weight)
+    return out, kept
 
 # %%
 x = torch.tensor([[0.5, 0.25], [0.5, -1.0]])
-out, kept = ensemble_forward(x, rows, SIZES)
+out, kept = forward_pass(x, unpack(rows, SIZES))
 assert out.squeeze(2).tolist() == [[0.75, 0.0], [1.5, 0.0]]  # (members, batch)
 assert kept[1].squeeze(2).tolist() == [[0.75, 0.0], [0.75, 0.0]]
+assert forward_pass(x, unpack(rows[1], SIZES))[0].tolist() == [[1.5], [0.0]]  # one network
 
 # %% [markdown]
 # ## Backward
@@ -156,47 +162,48 @@ assert kept[1].squeeze(2).tolist() == [[0.75, 0.0], [0.75, 0.0]]
 #
 # Both gradients are wanted when critics learn; when they only judge, while a policy learns, the
 # slope with respect to their input is enough, and the gradients of the weights, a third of all
-# products, are never computed.
+# products, are never computed. So the pass writes the gradients into `slots`, layers of the same
+# shapes, if you give it any, and goes on to the input if you ask for it.
 #
 # By hand: let the loss be the sum of all outputs, so $\delta = 1$. The second example has ReLU
 # shut. For the first, the slope with respect to $x$ is $(1, 1)$ in the first member and $(2, 2)$
-# in the second, in sum $(3, 3)$. The second member's output weight gets its input, 0.75, its
-# output bias gets 2, one for each example, and its first layer gets $2x = (1, 0.5)$ and 2.
+# in the second. The second member's output weight gets its input, 0.75, its output bias gets 2, one
+# for each example, and its first layer gets $2x = (1, 0.5)$ and 2.
 
 # %%
 #| export
-def ensemble_backward(
-    delta: Tensor,  # (members, batch, outputs), the slope of the loss at the outputs
+def backward_pass(
+    delta: Tensor,  # (..., batch, outputs), the slope of the loss at the outputs
     kept: list[Tensor],
-    weights: Tensor,
-    sizes: Sizes,
+    layers: Layers,
+    slots: Layers | None = None,
     wants_x: bool = False,
-    wants_weights: bool = True,
-) -> tuple[Tensor, Tensor]:
-    """Return the slopes with respect to x (batch, inputs) and to the weights, empty if unwanted."""
-    layers, last = unpack(weights, sizes), len(sizes) - 1
-    gradient = torch.empty_like(weights) if wants_weights else weights.new_empty(0)
-    slots = unpack(gradient, sizes) if wants_weights else []
-    for i in reversed(range(len(layers))):
+) -> Tensor:
+    """Write the slopes of the weights into the slots; return those at x if they are wanted."""
+    multiply: Callable[..., Tensor] = torch.mm if delta.ndim == 2 else torch.bmm
+    last = len(layers) - 1
+    for i in range(last, -1, -1):
         weight = layers[i][0]
         if slots:
             slot, bias_slot = slots[i]
-            if i == last:  # thin: rows again
-                torch.bmm(delta.mT, kept[i], out=slot.mT)
+            if i == last:  # a few columns: quicker as rows
+                multiply(delta.mT, kept[i], out=slot.mT)
             else:
-                torch.bmm(kept[i].mT, delta, out=slot)
-            torch.sum(delta, dim=1, keepdim=True, out=bias_slot)
+                multiply(kept[i].mT, delta, out=slot)
+            torch.sum(delta, dim=-2, keepdim=True, out=bias_slot)
         if i or wants_x:
-            delta = delta * weight.mT if delta.shape[2] == 1 else torch.bmm(delta, weight.mT)
+            delta = delta * weight.mT if delta.shape[-1] == 1 else multiply(delta, weight.mT)
         if i:  # where ReLU was shut, nothing passes
             shut = torch.ops.aten.threshold_backward.grad_input
             shut(delta, kept[i], 0, grad_input=delta)
-    return (delta.sum(dim=0) if wants_x else weights.new_empty(0)), gradient
+    return delta
 
 # %%
-slope_x, slope_rows = ensemble_backward(torch.ones_like(out), kept, rows, SIZES, wants_x=True)
-assert slope_x.tolist() == [[3.0, 3.0], [0.0, 0.0]]
-assert slope_rows[1].tolist() == [1.0, 0.5, 2.0, 0.75, 2.0]
+slopes = torch.empty_like(rows)
+slope_x = backward_pass(torch.ones_like(out), kept, unpack(rows, SIZES), unpack(slopes, SIZES), True)
+assert slope_x[0].tolist() == [[1.0, 1.0], [0.0, 0.0]]
+assert slope_x[1].tolist() == [[2.0, 2.0], [0.0, 0.0]]
+assert slopes[1].tolist() == [1.0, 0.5, 2.0, 0.75, 2.0]
 
 # %% [markdown]
 # ## For autograd, too
@@ -212,7 +219,7 @@ class EnsembleFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weights: Tensor, sizes: Sizes) -> Tensor:
         """Run all members on the same inputs."""
-        out, kept = ensemble_forward(x, weights, sizes)
+        out, kept = forward_pass(x, unpack(weights, sizes))
         ctx.save_for_backward(weights, *kept)
         ctx.sizes = sizes
         return out
@@ -221,9 +228,11 @@ class EnsembleFunction(torch.autograd.Function):
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:
         """Return the slopes with respect to inputs and weights, but for those nobody wants."""
         weights, *kept = ctx.saved_tensors
-        wants = ctx.needs_input_grad[:2]
-        slopes = ensemble_backward(delta, kept, weights, ctx.sizes, *wants)
-        return *(slope if want else None for slope, want in zip(slopes, wants, strict=True)), None
+        wants_x, wants_weights = ctx.needs_input_grad[:2]
+        gradient = torch.empty_like(weights) if wants_weights else None
+        slots = None if gradient is None else unpack(gradient, ctx.sizes)
+        slope = backward_pass(delta, kept, unpack(weights, ctx.sizes), slots, wants_x)
+        return (slope.sum(dim=0) if wants_x else None), gradient, None
 
 # %% [markdown]
 # That the passes are right for any sizes is checked against finite differences:
@@ -235,11 +244,72 @@ pair = (torch.randn(6, 5).double().requires_grad_(), torch.randn(4, numbers).dou
 assert torch.autograd.gradcheck(EnsembleFunction.apply, (pair[0], pair[1].requires_grad_(), WIDE))
 
 # %% [markdown]
+# ## Together or one by one
+#
+# A batched product saves operations, which is what counts while networks are small. When they are
+# wide, something else counts: the numbers on the way, 256 × 256 for each member and layer, no longer
+# fit into the fast part of the processor's memory if all members go through a layer before any of
+# them goes on. Then it is quicker to take one member from start to end, and then the next. So an
+# ensemble cuts its rows into groups: all members together, or each alone if they are wide or few.
+# Views are made once, not in each pass.
+#
+# For the same reason a group that learns goes forward and back before the next one starts, if its
+# loss does not depend on what the others say: `learn` is told how to find the slope from the outputs.
+
+# %%
+#| export
+Slope = Callable[[Tensor], Tensor]  # from outputs (..., batch, outputs) to a slope there
+
+
+class Groups:
+    """Rows of weights as the networks that go through the passes together."""
+
+    def __init__(self, weights: Tensor, sizes: Sizes) -> None:
+        widest = max(outputs for _, outputs in sizes)
+        self.apart = len(weights) < 3 or widest >= 128  # few or wide: found by timing both ways
+        rows = weights.detach()
+        self.layers = [unpack(part, sizes) for part in (rows.unbind() if self.apart else [rows])]
+
+    def chosen(self, members: list[int]) -> list[Layers]:
+        """Return the layers of some members."""
+        if self.apart:
+            return [self.layers[member] for member in members]
+        return [[(weight[members], bias[members]) for weight, bias in self.layers[0]]]
+
+    def join(self, outputs: list[Tensor]) -> Tensor:
+        """Return what the groups said as (members, batch, outputs)."""
+        return torch.stack(outputs) if self.apart else outputs[0]
+
+    def forward(self, x: Tensor) -> tuple[Tensor, list[list[Tensor]]]:
+        """Return the outputs (members, batch, outputs) and what each group kept."""
+        passes = [forward_pass(x, layers) for layers in self.layers]
+        return self.join([out for out, _ in passes]), [kept for _, kept in passes]
+
+    def backward(
+        self, delta: Tensor, kept: list[list[Tensor]], slots: "Groups | None" = None
+    ) -> list[Tensor]:
+        """Write the slopes of the weights into the slots, or return those at the inputs."""
+        deltas = delta.unbind() if self.apart else [delta]
+        wanted = slots.layers if slots else [None] * len(deltas)
+        passes = zip(deltas, kept, self.layers, wanted, strict=True)
+        return [backward_pass(*each, wants_x=slots is None) for each in passes]
+
+    def learn(self, x: Tensor, slope: Slope, slots: "Groups") -> Tensor:
+        """Write the slopes of the weights into the slots, group by group; return the outputs."""
+        outputs = []
+        for layers, wanted in zip(self.layers, slots.layers, strict=True):
+            out, kept = forward_pass(x, layers)
+            backward_pass(slope(out), kept, layers, wanted)
+            outputs.append(out)
+        return self.join(outputs)
+
+# %% [markdown]
 # ## The module
 #
-# `Ensemble` owns the matrix. Weights start as those of `nn.Linear` do, uniform within
-# $1/\sqrt{\text{inputs}}$. `outputs` is for autograd, and computes only the `chosen` members if
-# you name some; `run` and the two kinds of slopes are for going through by hand.
+# `Ensemble` owns the matrix, and a second one for the gradient. Weights start as those of
+# `nn.Linear` do, uniform within $1/\sqrt{\text{inputs}}$. `outputs` is for autograd, and computes
+# only the `chosen` members if you name some; `values` does the same without autograd. `learn` finds
+# the gradient of a loss; `run` and the two kinds of slopes are for going through by hand.
 
 # %%
 #| export
@@ -252,6 +322,16 @@ class Ensemble(nn.Module):
         bounds = [(1 / math.sqrt(n), (n + 1) * m) for n, m in self.sizes]
         rows = [torch.empty(members, count).uniform_(-bound, bound) for bound, count in bounds]
         self.weights = nn.Parameter(torch.cat(rows, dim=1))  # (members, weights of one)
+        self.views: tuple[int, Tensor, Groups, Groups] | None = None
+
+    def groups(self) -> tuple[Tensor, Groups, Groups]:
+        """Return the gradient, and views of weights and gradient, made anew if they moved."""
+        where = self.weights.data_ptr()
+        if self.views is None or self.views[0] != where:
+            gradient = torch.zeros_like(self.weights.detach())
+            views = Groups(self.weights, self.sizes), Groups(gradient, self.sizes)
+            self.views = where, gradient, *views
+        return self.views[1:]
 
     def outputs(self, x: Tensor, chosen: Tensor | None = None, learn: bool = True) -> Tensor:
         """Return the outputs (members, batch, outputs); without `learn` the weights are fixed."""
@@ -260,30 +340,50 @@ class Ensemble(nn.Module):
         return EnsembleFunction.apply(x, weights, self.sizes)
 
     @torch.no_grad()
-    def run(self, x: Tensor, chosen: Tensor | None = None) -> tuple[Tensor, list[Tensor]]:
-        """Return the outputs of all or the chosen members, and what the way back needs."""
-        weights = self.weights if chosen is None else self.weights[chosen]
-        return ensemble_forward(x, weights, self.sizes)
+    def values(self, x: Tensor, chosen: Tensor | None = None) -> Tensor:
+        """Return the outputs of all or the chosen members, and keep nothing."""
+        groups = self.groups()[1]
+        layers = groups.layers if chosen is None else groups.chosen(chosen.tolist())
+        return groups.join([forward_pass(x, group)[0] for group in layers])
 
     @torch.no_grad()
-    def weight_slopes(self, delta: Tensor, kept: list[Tensor]) -> Tensor:
-        """Return the slopes with respect to the weights."""
-        return ensemble_backward(delta, kept, self.weights, self.sizes)[1]
+    def learn(self, x: Tensor, slope: Slope) -> Tensor:
+        """Find the gradient of a loss with this slope at the outputs, and return those."""
+        gradient, weights, slots = self.groups()
+        self.weights.grad = gradient
+        return weights.learn(x, slope, slots)
 
     @torch.no_grad()
-    def input_slopes(self, delta: Tensor, kept: list[Tensor]) -> Tensor:
-        """Return the slopes (batch, inputs) with respect to the inputs, summed over members."""
-        return ensemble_backward(delta, kept, self.weights, self.sizes, True, False)[0]
+    def run(self, x: Tensor) -> tuple[Tensor, list[list[Tensor]]]:
+        """Return the outputs, and what the way back needs."""
+        return self.groups()[1].forward(x)
+
+    @torch.no_grad()
+    def weight_slopes(self, delta: Tensor, kept: list[list[Tensor]]) -> Tensor:
+        """Return the slopes at the weights, in a tensor that the next call writes over."""
+        gradient, weights, slots = self.groups()
+        weights.backward(delta, kept, slots)
+        return gradient
+
+    @torch.no_grad()
+    def input_slopes(self, delta: Tensor, kept: list[list[Tensor]]) -> Tensor:
+        """Return the slopes (batch, inputs) at the inputs, summed over members."""
+        slopes = self.groups()[1].backward(delta, kept)
+        return sum(slopes[1:], slopes[0]) if slopes[0].ndim == 2 else slopes[0].sum(dim=0)
 
 # %%
-ensemble = Ensemble((5, 8, 8, 1), members=3)
-x = torch.randn(6, 5)
-assert ensemble.outputs(x).shape == (3, 6, 1)
-few = torch.tensor([2, 0])
-torch.testing.assert_close(ensemble.outputs(x, few), ensemble.outputs(x)[few])
-out, kept = ensemble.run(x)
-ensemble.outputs(x).square().sum().backward()
-torch.testing.assert_close(ensemble.weight_slopes(2 * out, kept), ensemble.weights.grad)
+for widths in ((5, 8, 8, 1), (5, 128, 128, 1)):  # together, and one by one
+    ensemble = Ensemble(widths, members=3)
+    x = torch.randn(6, 5)
+    assert ensemble.outputs(x).shape == (3, 6, 1)
+    few = torch.tensor([2, 0])
+    torch.testing.assert_close(ensemble.outputs(x, few), ensemble.outputs(x)[few])
+    torch.testing.assert_close(ensemble.values(x, few), ensemble.outputs(x)[few].detach())
+    ensemble.outputs(x).square().sum().backward()
+    expected, (out, kept) = ensemble.weights.grad, ensemble.run(x)
+    torch.testing.assert_close(ensemble.weight_slopes(2 * out, kept), expected)
+    torch.testing.assert_close(ensemble.learn(x, lambda out: 2 * out), out)
+    torch.testing.assert_close(ensemble.weights.grad, expected)
 
 # %% [markdown]
 # ## What it buys
@@ -295,8 +395,7 @@ torch.testing.assert_close(ensemble.weight_slopes(2 * out, kept), ensemble.weigh
 # %%
 def ensemble_gradient(ensemble: Ensemble, x: torch.Tensor) -> None:
     """Find the gradient of the sum of squares of all outputs, all members at once."""
-    out, kept = ensemble.run(x)
-    ensemble.weights.grad = ensemble.weight_slopes(2 * out, kept)
+    ensemble.learn(x, lambda out: 2 * out)
 
 
 MEMBERS, x = (1, 2, 5, 10, 20), torch.randn(BATCH, WIDTHS[0])
@@ -386,7 +485,7 @@ for example in ([[0.5, 0.25]], [[0.5, -1.0]]):
 # ```python
 # def buggy_slope(x: torch.Tensor, weights: torch.Tensor, sizes: Sizes) -> torch.Tensor:
 #     (first, _), (last, _) = unpack(weights, sizes)
-#     hidden = ensemble_forward(x, weights, sizes)[1][1]
+#     hidden = forward_pass(x, unpack(weights, sizes))[1][1]
 #     delta = torch.ones(len(weights), len(x), 1) * last.mT * (hidden > 0)
 #     return torch.bmm(delta, first.mT).sum(dim=0)
 #
@@ -396,7 +495,7 @@ for example in ([[0.5, 0.25]], [[0.5, -1.0]]):
 # </details>
 
 # %% [markdown]
-# **Exercise 4.** The bias enters by `baddbmm`. Could you do without biases by giving every layer's
+# **Exercise 4.** Adding the bias is a pass over memory of its own. Could you do without biases by giving every layer's
 # input a last column of ones? What would it cost?
 #
 # <details>
@@ -421,9 +520,8 @@ for example in ([[0.5, 0.25]], [[0.5, -1.0]]):
 # from rlbook.ensemble import Ensemble
 #
 # critics = Ensemble((14, 256, 256, 1), members=10)
-# critics.outputs(x)                    # (10, batch, 1), for autograd
-# out, kept = critics.run(x)            # by hand
-# critics.weight_slopes(slope_of_out, kept)
+# critics.outputs(x)                             # (10, batch, 1), for autograd
+# critics.learn(x, lambda out: 2 * (out - y))    # by hand: leaves the gradient of the squared errors
 # ```
 #
 # ## References

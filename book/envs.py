@@ -313,6 +313,9 @@ class Probe(gym.Env[np.ndarray, Any]):
         obs = np.array([self.observe()], np.float32)
         return obs, reward, self.steps >= self.horizon, self.steps >= self.limit, {}
 
+# %% [markdown]
+# The first two are about time alone: all that can go wrong in them is the loss and the discount.
+
 # %%
 #| export
 class OneStep(Probe):
@@ -330,7 +333,12 @@ class TwoStep(Probe):
     def reward(self, action: Any) -> float:
         return float(self.steps == 1)
 
+# %% [markdown]
+# Two more need eyes and hands. `ActionReward` shows the same coin as `ObservationReward`, and pays for an
+# action that fits it.
 
+# %%
+#| export
 class ObservationReward(Probe):
     """The observation is -1 or 1, and one step pays just that: Q = observation."""
 
@@ -352,7 +360,11 @@ class ActionReward(ObservationReward):
             return 1.0 if (action == 1) == (self.sign > 0) else -1.0
         return 1.0 - (float(action[0]) - self.sign / 2) ** 2
 
+# %% [markdown]
+# The last never terminates; you only stop watching. Then all five get their ids.
 
+# %%
+#| export
 class ConstantReward(Probe):
     """Each step pays 1 for ever, but you watch only `limit` steps: Q = 1 / (1 - gamma)."""
 
@@ -362,8 +374,7 @@ class ConstantReward(Probe):
         super().__init__(continuous)
         self.limit = limit
 
-# %%
-#| export
+
 for _probe in (OneStep, TwoStep, ObservationReward, ActionReward, ConstantReward):
     register_env(_probe.__name__)
 
@@ -972,6 +983,36 @@ assert scores["masked, remembers one angle"].mean > 400
 # An observation has two numbers: the cue (−1 for left, 1 for right, 0 once you have left the
 # start), and 1 at the junction. By hand for `length=2` and the cue "right": (1, 0), (0, 0), (0, 1),
 # and then the turn.
+#
+# First its picture, for people: a map of five rows, with the corridor in the third, where a cell is 16
+# pixels wide. You walk east, so left is up. By hand for `length=2` and the cue "right": five columns, a
+# wall on each side; the start is in column 1, the junction in column 3, and the goal below it, in row 3.
+
+# %%
+#| export
+def draw_maze(length: int, cue: int, position: int, turn: int) -> np.ndarray:
+    """Draw a T-maze from above: agent blue, goal green, cue orange while seen."""
+    cells = np.full((5, length + 3, 3), 200, np.uint8)  # walls
+    cells[2, 1:-1] = cells[1:4, -2] = 255  # corridor and arms
+    cells[2 + cue, -2] = (0, 158, 115)  # facing east, left is up
+    if position == 0:
+        cells[2 + cue, 1] = (230, 159, 0)
+    image = cells.repeat(16, axis=0).repeat(16, axis=1)
+    y, x = 16 * (2 + turn) + 3, 16 * (1 + position) + 3
+    image[y : y + 10, x : x + 10] = (0, 114, 178)
+    return image
+
+# %%
+drawn = draw_maze(length=2, cue=1, position=0, turn=0)
+middles = drawn[8::16, 8::16]  # one pixel of each cell
+assert middles.shape == (5, 5, 3)
+assert middles[3, 3].tolist() == [0, 158, 115] and middles[3, 1].tolist() == [230, 159, 0]
+assert middles[2, 1].tolist() == [0, 114, 178] and middles[2, 2].tolist() == [255, 255, 255]
+left_behind = draw_maze(length=2, cue=1, position=1, turn=0)[8::16, 8::16]
+assert left_behind[3, 1].tolist() == [200, 200, 200]  # once you have left the start, no cue
+
+# %% [markdown]
+# And the maze itself. It knows how far you are, the cue, and, in the end, your turn.
 
 # %%
 #| export
@@ -1019,16 +1060,8 @@ class TMaze(gym.Env[np.ndarray, Any]):
         return self.observe(), reward, self.turn != 0, self.steps >= self.limit, {}
 
     def render(self) -> np.ndarray:
-        """Draw the maze from above: agent blue, goal green, cue orange while seen."""
-        cells = np.full((5, self.length + 3, 3), 200, np.uint8)  # walls
-        cells[2, 1:-1] = cells[1:4, -2] = 255  # corridor and arms
-        cells[2 + self.cue, -2] = (0, 158, 115)  # facing east, left is up
-        if self.position == 0:
-            cells[2 + self.cue, 1] = (230, 159, 0)
-        image = cells.repeat(16, axis=0).repeat(16, axis=1)
-        y, x = 16 * (2 + self.turn) + 3, 16 * (1 + self.position) + 3
-        image[y : y + 10, x : x + 10] = (0, 114, 178)
-        return image
+        """Draw the maze, for people."""
+        return draw_maze(self.length, self.cue, self.position, self.turn)
 
 
 register_env("TMaze")

@@ -229,10 +229,8 @@ assert np.allclose(area_weights(3, 2), [[2 / 3, 1 / 3, 0], [0, 1 / 3, 2 / 3]])
 assert np.allclose(area_weights(250, 40).sum(axis=1), 1)  # a mean: white stays white
 
 # %% [markdown]
-# A picture is shrunk by that matrix from the left (rows) and from the right (columns). The wrapper
-# below takes the picture from the environment: its observation, if that is a picture, and what it
-# renders otherwise. It cuts out the middle first, if asked, because the margin of a picture is
-# often empty.
+# Some environments show pictures already, and most show numbers but can draw themselves. Bytes of the
+# shape (height, width, colours) are a picture:
 
 # %%
 #| export
@@ -241,7 +239,18 @@ def is_picture(space: gym.Space) -> bool:
     is_bytes = isinstance(space, Box) and space.dtype == np.uint8
     return is_bytes and len(space.shape or ()) == 3 and (space.shape or ())[2] <= 4
 
+# %%
+assert is_picture(Box(0, 255, (500, 500, 3), np.uint8))
+assert not is_picture(Box(0, 255, (3, 24, 24), np.uint8))  # channels first: made by us already
+assert not is_picture(gym.make("Pendulum-v1").observation_space)
 
+# %% [markdown]
+# A picture is shrunk by the matrix above from the left (rows) and from the right (columns). The wrapper
+# takes the picture from the environment: its observation, if that is a picture, and what it renders
+# otherwise. It cuts out the middle first, if asked, because the margin of a picture is often empty.
+
+# %%
+#| export
 class PixelObservation(gym.Wrapper[np.ndarray, Any, Any, Any]):
     """Shows what the environment draws: the middle cut out, shrunk, channels first."""
 
@@ -551,18 +560,146 @@ assert numbers == [[0, 0], [0, 1], [1, 2], [2, 3]] and ring.written == 4
 assert ring.stacks(np.array(numbers))[:, :, 0, 0].tolist() == numbers  # frame k is as bright as k
 
 # %% [markdown]
-# The rows need nothing new: `transition_dtype`, `NStepAccumulator` and the ring of
-# [replay](replay.ipynb) do not care that an observation is now a list of numbers. What is new is that
-# a frame can be overwritten while a row still needs it, since each end of an episode costs an extra
-# frame. Then the oldest rows are dropped, and `size` is the number of those that are whole.
+# ## What is new in a step
 #
-# Rows arrive a little out of order: one waits up to $n$ steps for its return, and it reaches a stack
-# further back. So the ring has room for a few frames more than rows, `slack`, and a row is dropped
-# that many frames before its own is gone.
+# A step adds one frame: the newest of its next observation. All others are known already, if the
+# environment keeps its promise. So that is checked first.
 
 # %%
 #| export
-class FrameReplay(ReplayBuffer):
+def check_stacks(obs: np.ndarray, next_obs: np.ndarray, channels: int) -> None:
+    """Raise unless each next observation is the one before, moved on by one frame of `channels`."""
+    if not np.array_equal(next_obs[:, :-channels], obs[:, channels:]):
+        raise ValueError("An observation must show the frame before and one more, newest last.")
+
+
+class ShownFrames:
+    """Knows by number which frames each environment shows, and stores those that are new."""
+
+    def __init__(self, ring: FrameRing, num_envs: int, frame_stack: int) -> None:
+        self.ring = ring
+        self.stack = np.zeros((num_envs, frame_stack), np.int64)  # what each environment shows
+        self.unknown = np.ones(num_envs, dtype=bool)  # where nothing was shown yet
+
+    def begin(self, obs: np.ndarray, episode_start: np.ndarray) -> np.ndarray:
+        """Store whole stacks where an episode starts or is met midway; return where that is."""
+        start = episode_start | self.unknown
+        for i in np.flatnonzero(start):
+            self.stack[i] = self.ring.write_stack(obs[i])
+        self.unknown[:] = False
+        return start
+
+    def move(self, next_obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Store the newest frame of each; return the numbers (num_envs, stack) before and after."""
+        channels = self.ring.frames.shape[1]
+        newest = [self.ring.write(obs[-channels:]) for obs in next_obs]
+        before, self.stack = self.stack, np.column_stack([self.stack[:, 1:], newest])
+        return before, self.stack
+
+# %% [markdown]
+# The three steps of the table above, as `Counting` shows them:
+
+# %%
+env = FrameStack(PixelObservation(Counting(), size=2), frame_stack=2)
+shown = ShownFrames(FrameRing(capacity=8, shape=(1, 2, 2)), num_envs=1, frame_stack=2)
+obs, table = env.reset()[0][None], []
+for step in range(3):
+    next_obs = env.step(0)[0][None]
+    check_stacks(obs, next_obs, channels=1)
+    shown.begin(obs, np.array([step == 0]))
+    table.append([numbers[0].tolist() for numbers in shown.move(next_obs)])
+    obs = next_obs
+print(table)
+assert table == [[[0, 0], [0, 1]], [[0, 1], [1, 2]], [[1, 2], [2, 3]]]
+assert shown.ring.written == 4
+
+# %% [markdown]
+# ## Rows that are given up
+#
+# The rows need little that is new: `transition_dtype`, `NStepAccumulator` and the ring of
+# [replay](replay.ipynb) do not care that an observation is now a list of numbers. What is new is that
+# a frame can be overwritten while a row still needs it, since each end of an episode costs an extra
+# frame. Then the oldest rows are given up before their place is needed. `size` is the number of rows
+# that are whole, the last ones written, and only they are drawn.
+#
+# By hand: six rows in a ring of four leave the rows 2, 3, 4, 5. If frames before number 4 are gone, two
+# of them are whole.
+
+# %%
+#| export
+class TrimmedReplay(ReplayBuffer):
+    """A ring of rows with numbers of frames, which gives up its oldest rows when asked."""
+
+    def __init__(self, capacity: int, dtype: np.dtype, seed: int) -> None:
+        super().__init__(capacity, dtype, seed)
+        self.filled = 0  # rows that were ever written
+
+    def add(self, rows: np.ndarray) -> None:
+        """Store rows, the oldest of the ring giving way."""
+        super().add(rows)
+        self.filled = min(self.filled + len(rows), len(self.rows))
+
+    def trim(self, oldest: int) -> None:
+        """Give up the rows that need a frame with a number below `oldest`."""
+        while self.size and self.rows[self.position - self.size]["obs"][0] < oldest:
+            self.size -= 1
+
+    def sample(self, batch_size: int) -> np.ndarray:
+        """Draw rows uniformly, with replacement, from those that are whole."""
+        if self.size == 0:
+            raise ValueError("The replay buffer is empty: add transitions before you sample.")
+        draws = self.generator.integers(self.size, size=batch_size)
+        return self.rows.take(self.position - self.size + draws, mode="wrap")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was ever written, without a copy, and how much of it is whole."""
+        rows = torch.from_numpy(self.rows[: self.filled].view(np.uint8))
+        return {**super().state_dict(), "rows": rows, "size": self.size}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a stored ring: the samples go on as if nothing had happened."""
+        super().load_state_dict(state)
+        self.filled, self.size = self.size, state["size"]
+
+# %%
+numbered = np.zeros(6, transition_dtype(Box(0, 9, (1,), np.int64), Box(-1, 1, (1,))))
+numbered["obs"] = np.arange(6)[:, None]
+trimmed = TrimmedReplay(capacity=4, dtype=numbered.dtype, seed=0)
+for row in numbered:
+    trimmed.add(row[None])
+assert len(trimmed) == 4
+trimmed.trim(oldest=4)
+drawn = set(trimmed.sample(100)["obs"].ravel().tolist())
+print("whole rows:", len(trimmed), " drawn:", drawn)
+assert len(trimmed) == 2 and drawn == {4, 5}
+
+# %% [markdown]
+# When must a row be given up? Rows arrive a little out of order: one waits up to $n$ steps for its
+# return, and its oldest frame is a stack further back. In each of these $n + k$ steps, with $k$ frames
+# in a stack, an environment writes one frame, and $k$ more where an episode starts. So a row is given
+# up that many frames, the `slack`, before its own is gone, and the ring of frames has room for as many
+# more.
+#
+# By hand: two environments, stacks of three and three-step returns make $2 \cdot 4 \cdot 6 = 48$.
+
+# %%
+#| export
+def frame_slack(num_envs: int, frame_stack: int, n_step: int) -> int:
+    """Return how many frames may be written while a row waits for its place."""
+    return num_envs * (1 + frame_stack) * (n_step + frame_stack)
+
+# %%
+assert frame_slack(num_envs=2, frame_stack=3, n_step=3) == 48
+
+# %% [markdown]
+# ## The buffer
+#
+# What is left is to put the parts together: frames into their ring, numbers through the $n$-step
+# accumulator into rows, and rows given up in time.
+
+# %%
+#| export
+class FrameReplay(TrimmedReplay):
     """A ring of n-step transitions; their rows hold the numbers of frames that are stored once."""
 
     def __init__(
@@ -581,59 +718,40 @@ class FrameReplay(ReplayBuffer):
         numbers = Box(0, np.iinfo(np.int64).max, (frame_stack,), np.int64)
         super().__init__(capacity, transition_dtype(numbers, action_space), seed)
         self.n_step = NStepAccumulator(n_step, gamma, num_envs, self.rows.dtype)
-        self.slack = num_envs * (frame_stack + 1) * (frame_stack + n_step)
+        self.slack = frame_slack(num_envs, frame_stack, n_step)
         room = capacity + num_envs + self.slack  # an episode has one frame more than steps
         self.ring = FrameRing(room, (channels // frame_stack, *size))
-        self.stack = np.zeros((num_envs, frame_stack), np.int64)  # what each environment shows
-        self.unknown = np.ones(num_envs, dtype=bool)  # where nothing was shown yet
-        self.filled = 0  # rows that were ever written
+        self.shown = ShownFrames(self.ring, num_envs, frame_stack)
 
     def append(self, step: Transition, action: np.ndarray, reward: np.ndarray) -> None:
         """Store what is new in one step of all environments: one frame each, and numbers."""
-        channels = self.ring.frames.shape[1]
-        if not np.array_equal(step.next_obs[:, :-channels], step.obs[:, channels:]):
-            raise ValueError("An observation must show the frame before and one more, newest last.")
-        start = step.episode_start | self.unknown
-        for i in np.flatnonzero(start):
-            self.stack[i] = self.ring.write_stack(step.obs[i])
-        self.n_step.waiting[:, start], self.unknown[:] = False, False
-        newest = [self.ring.write(obs[-channels:]) for obs in step.next_obs]
-        obs, self.stack = self.stack, np.column_stack([self.stack[:, 1:], newest])
+        check_stacks(step.obs, step.next_obs, self.ring.frames.shape[1])
+        start = self.shown.begin(step.obs, step.episode_start)
+        self.n_step.waiting[:, start] = False
+        obs, next_obs = self.shown.move(step.next_obs)
         rows = make_rows(
             self.rows.dtype,
             obs=obs,
             action=action,
             reward=reward,
-            next_obs=self.stack,
+            next_obs=next_obs,
             terminated=step.terminated,
             discount=self.n_step.gamma,
         )
         self.add(self.n_step.add(rows, step.truncated))
 
     def add(self, rows: np.ndarray) -> None:
-        """Store rows, and drop those that lost a frame or are about to."""
+        """Store rows, and give up those that lost a frame or are about to."""
         super().add(rows)
-        self.filled = min(self.filled + len(rows), len(self.rows))
-        oldest = self.ring.written - len(self.ring.frames) + self.slack
-        while self.size and self.rows[self.position - self.size]["obs"][0] < oldest:
-            self.size -= 1
-
-    def sample(self, batch_size: int) -> np.ndarray:
-        """Draw rows uniformly, with replacement, from those that are whole."""
-        if self.size == 0:
-            raise ValueError("The replay buffer is empty: add transitions before you sample.")
-        draws = self.generator.integers(self.size, size=batch_size)
-        return self.rows.take(self.position - self.size + draws, mode="wrap")
+        self.trim(self.ring.written - len(self.ring.frames) + self.slack)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the filled parts of both rings, without a copy, and all counters."""
         return {
             **super().state_dict(),
-            "rows": torch.from_numpy(self.rows[: self.filled].view(np.uint8)),
-            "size": self.size,
             "ring": self.ring.state_dict(),
-            "stack": torch.from_numpy(self.stack),
-            "unknown": torch.from_numpy(self.unknown),
+            "stack": torch.from_numpy(self.shown.stack),
+            "unknown": torch.from_numpy(self.shown.unknown),
             "n_step": self.n_step.state_dict(),
         }
 
@@ -641,8 +759,8 @@ class FrameReplay(ReplayBuffer):
         """Take over stored rings: the samples go on as if nothing had happened."""
         self.ring.load_state_dict(state["ring"])
         super().load_state_dict(state)
-        self.filled, self.size = self.size, state["size"]
-        self.stack[:], self.unknown[:] = state["stack"].cpu(), state["unknown"].cpu()
+        self.shown.stack[:] = state["stack"].cpu()
+        self.shown.unknown[:] = state["unknown"].cpu()
         self.n_step.load_state_dict(state["n_step"])
 
 # %% [markdown]
@@ -751,8 +869,8 @@ assert np.array_equal(frames.sample(2)["obs"].shape, (2, 3))
 # </details>
 
 # %% [markdown]
-# **Exercise 2.** Why does `FrameReplay.append` compare `next_obs` without its newest frame with `obs`
-# without its oldest? Make a wrapper that would break the buffer without that check.
+# **Exercise 2.** Why does `check_stacks` compare `next_obs` without its newest frame with `obs` without
+# its oldest? Make a wrapper that would break the buffer without that check.
 #
 # <details>
 # <summary>Solution</summary>

@@ -32,6 +32,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import FrameType
 
 from tqdm import tqdm
@@ -55,29 +56,184 @@ def in_notebook() -> bool:
     shell = ipython.get_ipython() if ipython else None
     return shell is not None and hasattr(shell, "kernel")
 
+# %%
+print("in a notebook:", in_notebook())
 
+# %% [markdown]
+# ## From numbers to text
+#
+# What is there to show? A few numbers. A run that was resumed at step 900,000 has not done those steps
+# now, so its speed counts from `start`.
+
+# %%
+#| export
+@dataclass
+class Tally:
+    """How far a run is: the numbers that every display makes its text of."""
+
+    label: str
+    start: int  # the step at which the counting began
+    total: int
+    step: int = 0
+    seconds: float = 0.0  # since `start`
+    notes: dict[str, str] = field(default_factory=dict)  # the last loss and evaluation
+
+    def speed(self) -> float:
+        """Return the steps per second since the start."""
+        return (self.step - self.start) / self.seconds
+
+# %% [markdown]
+# Three texts are made of them: the bar of a notebook, the line of a log file, and the sentence that
+# stays at the end. They are functions of a tally alone, so that we can check them without a run. The
+# bar itself is drawn by `tqdm`.
+
+# %%
+#| export
+def bar_text(tally: Tally) -> str:
+    """Draw a bar with speed, time to go and notes."""
+    return tqdm.format_meter(
+        tally.step,
+        tally.total,
+        tally.seconds,
+        prefix=tally.label,
+        unit="step",
+        rate=tally.speed(),
+        postfix=", ".join(f"{name}={note}" for name, note in tally.notes.items()),
+        ncols=100,
+    )
+
+
+def line_text(tally: Tally, evaluation: Evaluation) -> str:
+    """Say in one line what an evaluation found, and how fast the run is."""
+    where = f"{tally.label}: step {tally.step:,} of {tally.total:,}"
+    loss = f", loss {tally.notes['loss']}" if "loss" in tally.notes else ""
+    score = f"{evaluation.mean:.1f} ± {evaluation.std:.1f}"
+    return f"{where}, evaluation {score}{loss}, {tally.speed():,.0f} steps/s"
+
+
+def closing_text(tally: Tally) -> str:
+    """Say in one line what was done, and how well it ended."""
+    done = f"{tally.step - tally.start:,} steps in {tally.seconds:.1f} s"
+    result = f", evaluation {tally.notes['eval']}" if "eval" in tally.notes else ""
+    return f"{tally.label}: {done} ({tally.speed():,.0f} steps/s){result}"
+
+# %% [markdown]
+# By hand: 250 of 1,000 steps in 2 seconds is 25 %, at 125 steps a second, with 6 seconds to go. If the
+# run was resumed at step 200, only 50 of those steps were done now: 25 a second, and 30 seconds to go.
+
+# %%
+fresh = Tally("demo", start=0, total=1000, step=250, seconds=2.0, notes={"loss": "0.5"})
+resumed = Tally("demo", start=200, total=1000, step=250, seconds=2.0, notes={"eval": "9.0"})
+for tally in (fresh, resumed):
+    print(bar_text(tally))
+print(closing_text(resumed))
+assert "25%" in bar_text(fresh) and "00:02<00:06, 125.00step/s, loss=0.5" in bar_text(fresh)
+assert "00:02<00:30, 25.00step/s" in bar_text(resumed)
+assert closing_text(resumed) == "demo: 50 steps in 2.0 s (25 steps/s), evaluation 9.0"
+
+# %% [markdown]
+# ## Three places
+#
+# A display has four verbs, and each place needs only some of them. So the plainest display does nothing
+# at all, which is also what a run needs that nobody watches; the three others say only where they
+# differ. In a terminal `tqdm` keeps time and draws by itself:
+
+# %%
+#| export
+class Display:
+    """Shows nothing: the places below fill in what they show."""
+
+    def start_at(self, step: int) -> None:
+        """Count from a step on."""
+
+    def move(self, tally: Tally) -> None:
+        """Show where the run is."""
+
+    def evaluated(self, tally: Tally, evaluation: Evaluation) -> None:
+        """Show the result of an evaluation."""
+
+    def close(self, tally: Tally) -> None:
+        """Leave what shall stay."""
+
+
+class TerminalBar(Display):
+    """A bar that redraws itself."""
+
+    def __init__(self, tally: Tally) -> None:
+        self.bar = tqdm(total=tally.total, initial=tally.start, desc=tally.label, unit="step")
+
+    def start_at(self, step: int) -> None:
+        self.bar.initial = self.bar.n = self.bar.last_print_n = step
+
+    def move(self, tally: Tally) -> None:
+        self.bar.set_postfix(tally.notes, refresh=False)
+        self.bar.update(tally.step - self.bar.n)
+
+    def close(self, tally: Tally) -> None:
+        self.move(tally)
+        self.bar.close()
+
+# %% [markdown]
+# In a notebook a line of text is replaced by the next, and in a log file nothing can be replaced, so
+# there is a line for each evaluation and no more:
+
+# %%
+#| export
+class NotebookLine(Display):
+    """One line of plain text that is replaced, in the end by a sentence."""
+
+    def __init__(self, tally: Tally) -> None:
+        from IPython.display import display
+
+        self.handle = display({"text/plain": tally.label}, raw=True, display_id=True)
+
+    def show(self, text: str) -> None:
+        """Replace the line."""
+        self.handle.update({"text/plain": text}, raw=True)
+
+    def move(self, tally: Tally) -> None:
+        self.show(bar_text(tally))
+
+    def close(self, tally: Tally) -> None:
+        self.show(closing_text(tally))
+
+
+class LogLines(Display):
+    """One line per evaluation."""
+
+    def evaluated(self, tally: Tally, evaluation: Evaluation) -> None:
+        print(line_text(tally, evaluation), flush=True)
+
+
+def find_display(tally: Tally) -> Display:
+    """Make the display that suits the place where this code runs."""
+    if in_notebook():
+        return NotebookLine(tally)
+    return TerminalBar(tally) if sys.stderr.isatty() else LogLines()
+
+# %% [markdown]
+# `Progress` is what a run holds. It keeps the tally and the clock, and speaks up ten times a second at
+# most: more often nobody could read it.
+
+# %%
+#| export
 class Progress:
     """A bar in a terminal and in a notebook; elsewhere one line per evaluation."""
 
     def __init__(self, label: str, start: int, total: int, enabled: bool) -> None:
-        self.label, self.start, self.total = label, start, total
+        self.tally = Tally(label, start, total)
         self.began = self.shown = time.perf_counter()
-        self.notes: dict[str, str] = {}
-        self.notebook = enabled and in_notebook()
-        self.lines = enabled and not self.notebook and not sys.stderr.isatty()
-        self.bar = None
-        if enabled and not self.notebook and not self.lines:
-            self.bar = tqdm(total=self.total, initial=start, desc=label, unit="step")
-        if self.notebook:
-            from IPython.display import display
-
-            self.handle = display({"text/plain": label}, raw=True, display_id=True)
+        self.display = find_display(self.tally) if enabled else Display()
 
     def start_at(self, step: int) -> None:
         """Count from a step on, as a resumed run does: what came before was not done now."""
-        self.start, self.began = step, time.perf_counter()
-        if self.bar:
-            self.bar.initial = self.bar.n = self.bar.last_print_n = step
+        self.tally.start, self.began = step, time.perf_counter()
+        self.display.start_at(step)
+
+    def count(self, step: int) -> Tally:
+        """Write down where the run is."""
+        self.tally.step, self.tally.seconds = step, time.perf_counter() - self.began
+        return self.tally
 
     def step(self, step: int, metrics: dict[str, float] | None) -> None:
         """Show where the run is, ten times a second at most."""
@@ -86,64 +242,17 @@ class Progress:
             return
         self.shown = now
         if metrics and "loss" in metrics:
-            self.notes["loss"] = f"{metrics['loss']:.3g}"
-        if self.bar:
-            self.bar.set_postfix(self.notes, refresh=False)
-            self.bar.update(step - self.bar.n)
-        if self.notebook:
-            elapsed, done = now - self.began, step - self.start
-            self.show(
-                tqdm.format_meter(
-                    step,
-                    self.total,
-                    elapsed,
-                    prefix=self.label,
-                    unit="step",
-                    rate=done / elapsed,
-                    postfix=", ".join(f"{name}={note}" for name, note in self.notes.items()),
-                    ncols=100,
-                )
-            )
-
-    def show(self, text: str) -> None:
-        """Replace the line in the notebook."""
-        self.handle.update({"text/plain": text}, raw=True)
+            self.tally.notes["loss"] = f"{metrics['loss']:.3g}"
+        self.display.move(self.count(step))
 
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
         """Note the result of an evaluation."""
-        self.notes["eval"] = f"{evaluation.mean:.1f}"
-        if self.lines:
-            seconds = time.perf_counter() - self.began
-            speed = (step - self.start) / seconds
-            loss = f", loss {self.notes['loss']}" if "loss" in self.notes else ""
-            print(
-                f"{self.label}: step {step:,} of {self.total:,}, evaluation "
-                f"{evaluation.mean:.1f} ± {evaluation.std:.1f}{loss}, {speed:,.0f} steps/s",
-                flush=True,
-            )
+        self.tally.notes["eval"] = f"{evaluation.mean:.1f}"
+        self.display.evaluated(self.count(step), evaluation)
 
     def close(self, step: int) -> None:
         """Leave one plain line where the bar was."""
-        if self.bar:
-            self.bar.set_postfix(self.notes, refresh=False)
-            self.bar.update(step - self.bar.n)
-            self.bar.close()
-        if self.notebook:
-            seconds = time.perf_counter() - self.began
-            done = step - self.start
-            result = f", evaluation {self.notes['eval']}" if "eval" in self.notes else ""
-            speed = f"{done:,} steps in {seconds:.1f} s ({done / seconds:,.0f} steps/s)"
-            self.show(f"{self.label}: {speed}{result}")
-
-# %% [markdown]
-# The bar itself is `tqdm`'s. Its function `format_meter` makes the text from numbers alone, and by
-# hand we can say what it must hold: 250 of 1,000 steps in 2 seconds is 25 %, at 125 steps a second,
-# with 6 seconds to go.
-
-# %%
-text = tqdm.format_meter(250, 1000, 2.0, unit="step", ncols=60)
-print(text)
-assert "25%" in text and "125.00step/s" in text and "00:02<00:06" in text
+        self.display.close(self.count(step))
 
 # %% [markdown]
 # This is how it looks in a notebook. While the cell runs you see the bar; what stays is the

@@ -34,7 +34,7 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +45,14 @@ import torch
 
 from rlbook.agent import Agent, Transition, find_algorithm, torch_for_learning
 from rlbook.checkpoint import CheckpointDirectory
-from rlbook.envs import derive_seed, evaluate, make_env, make_vector_env, true_next_obs
+from rlbook.envs import (
+    Evaluation,
+    derive_seed,
+    evaluate,
+    make_env,
+    make_vector_env,
+    true_next_obs,
+)
 from rlbook.progress import Interrupted, Progress, RunFailed, catch_signals
 from rlbook.settings import make_config, read_settings, write_settings
 
@@ -396,6 +403,68 @@ assert averages.take() == {"loss": 2.5}
 assert averages.take() == {}
 
 # %% [markdown]
+# ## The journal
+#
+# A run tells two kinds of things: a line of training metrics now and then, averaged since the last
+# one, and what each evaluation scored. The journal keeps all lines, and writes them into the run
+# directory if there is one. What a resumed run needs of it are the averages under way, the last
+# evaluation, and how long the file of metrics was.
+
+# %%
+#| export
+class Journal:
+    """The lines of metrics of a run, in memory and in its directory."""
+
+    def __init__(self, directory: RunDirectory | None, tensorboard: bool) -> None:
+        self.directory, self.tensorboard = directory, tensorboard
+        self.lines: list[dict[str, float]] = []
+        self.averages = Averages()
+        self.evaluated: dict[str, float] = {}  # the last evaluation
+
+    def write(self, line: dict[str, float]) -> None:
+        """Keep one line."""
+        self.lines.append(line)
+        if self.directory:
+            self.directory.append(line, self.tensorboard)
+
+    def log(self, agent: Agent, recent: Sequence[float]) -> None:
+        """Write the training metrics since the last line, and how the last episodes went."""
+        line: dict[str, float] = {"global_step": agent.global_step, **self.averages.take()}
+        line["updates"] = agent.updates
+        if recent:
+            line["train_return_mean"] = float(np.mean(recent))
+        self.write(line)
+
+    def enter(self, step: int, evaluation: Evaluation) -> None:
+        """Write what an evaluation scored."""
+        self.evaluated = {
+            "global_step": step,
+            "eval_return_mean": evaluation.mean,
+            "eval_return_std": evaluation.std,
+            "eval_length_mean": float(evaluation.lengths.mean()),
+        }
+        self.write(self.evaluated)
+
+    def state_dict(self, directory: RunDirectory) -> dict[str, Any]:
+        """Return what a resumed run needs to go on with the same lines."""
+        averages, size = vars(self.averages).copy(), directory.metrics_size()
+        return {"averages": averages, "evaluated": self.evaluated, "metrics_size": size}
+
+    def load_state_dict(self, state: dict[str, Any], directory: RunDirectory) -> None:
+        """Go back to a stored moment: what was written after it is dropped."""
+        vars(self.averages).update(state["averages"])
+        self.evaluated = state["evaluated"]
+        directory.truncate_metrics(state["metrics_size"])
+        self.lines = directory.read_metrics()
+
+# %%
+journal = Journal(None, tensorboard=False)
+journal.averages.add({"loss": 1.0})
+journal.averages.add({"loss": 4.0})
+journal.enter(100, Evaluation(returns=np.array([1.0, 3.0]), lengths=np.array([10, 20])))
+assert journal.lines[-1]["eval_return_mean"] == 2 and journal.lines[-1]["eval_length_mean"] == 15
+
+# %% [markdown]
 # ## The loop
 #
 # Here it is, and it has become short. After each turn it asks what is due: a line of metrics, an
@@ -422,9 +491,7 @@ class Run:
     def __init__(self, agent: Agent, directory: RunDirectory | None, progress: bool = True) -> None:
         self.agent, self.config, self.directory = agent, agent.config, directory
         self.collector = Collector(agent)
-        self.averages = Averages()
-        self.history: list[dict[str, float]] = []
-        self.evaluated: dict[str, float] = {}  # the last evaluation
+        self.journal = Journal(directory, agent.config.tensorboard)
         self.saved: Path | None = None  # the last checkpoint
         episodes = range(self.config.eval_episodes)
         self.eval_envs = [make_env(self.config.env_id, self.config.env_kwargs) for _ in episodes]
@@ -443,48 +510,33 @@ class Run:
             if caught:
                 where = f"Stopped at step {agent.global_step:,}."
                 raise Interrupted(f"{where} {self.advice()}", caught[0])
+        except FloatingPointError as error:
+            where = f"The run stopped at step {agent.global_step:,} because {error}."
+            raise RunFailed(f"{where} A lower learning rate may help. {self.advice()}") from error
         finally:
             self.close()
-        last = self.history[-1] if self.history else {}
-        metrics = {**last, **self.evaluated, "global_step": agent.global_step}
-        return RunResult(metrics, self.history, self.saved, agent, time.perf_counter() - began)
+        lines, evaluated = self.journal.lines, self.journal.evaluated
+        last = {**(lines[-1] if lines else {}), **evaluated, "global_step": agent.global_step}
+        return RunResult(last, lines, self.saved, agent, time.perf_counter() - began)
 
     def step(self) -> None:
         """Take one step of all environments and do what is due after it."""
         config, agent = self.config, self.agent
         self.collector.step()
-        try:
-            metrics = agent.train_step()
-        except FloatingPointError as error:
-            where = f"The run stopped at step {agent.global_step:,} because {error}."
-            raise RunFailed(f"{where} A lower learning rate may help. {self.advice()}") from error
+        metrics = agent.train_step()
         if metrics:
-            self.averages.add(metrics)
+            self.journal.averages.add(metrics)
         if crosses(agent.global_step, config.num_envs, config.log_every):
-            self.log()
+            self.journal.log(agent, self.collector.recent)
         if crosses(agent.global_step, config.num_envs, config.eval_every):
             self.evaluate()
         if crosses(agent.global_step, config.num_envs, config.checkpoint_every):
             self.save()
         self.progress.step(agent.global_step, metrics)
 
-    def write(self, line: dict[str, float]) -> None:
-        """Keep one line of metrics."""
-        self.history.append(line)
-        if self.directory:
-            self.directory.append(line, self.config.tensorboard)
-
-    def log(self) -> None:
-        """Write the training metrics since the last line."""
-        line: dict[str, float] = {"global_step": self.agent.global_step, **self.averages.take()}
-        line["updates"] = self.agent.updates
-        if self.collector.recent:
-            line["train_return_mean"] = float(np.mean(self.collector.recent))
-        self.write(line)
-
     def evaluate_once(self) -> None:
         """Evaluate the last weights, unless that has just been done."""
-        if self.evaluated.get("global_step") != self.agent.global_step:
+        if self.journal.evaluated.get("global_step") != self.agent.global_step:
             self.evaluate()
 
     def evaluate(self) -> None:
@@ -492,38 +544,25 @@ class Run:
         step = self.agent.global_step
         seed = derive_seed(self.config.seed, "evaluation", step)
         evaluation = evaluate(self.agent.greedy, self.eval_envs, seed)
-        self.evaluated = {
-            "global_step": step,
-            "eval_return_mean": evaluation.mean,
-            "eval_return_std": evaluation.std,
-            "eval_length_mean": float(evaluation.lengths.mean()),
-        }
-        self.write(self.evaluated)
+        self.journal.enter(step, evaluation)
         self.progress.evaluated(step, evaluation)
 
     def save(self) -> None:
         """Write a checkpoint from which the run goes on exactly."""
         if self.directory is None:
             return
-        state = {
-            "collector": self.collector.state_dict(),
-            "averages": vars(self.averages).copy(),
-            "evaluated": self.evaluated,
-            "metrics_size": self.directory.metrics_size(),
-        }
+        state = {"collector": self.collector.state_dict()}
+        state |= self.journal.state_dict(self.directory)
         content = {**self.agent.checkpoint(), "run": state}
         self.saved = self.directory.checkpoints.save(self.agent.global_step, content)
 
     def load(self, path: Path, content: dict[str, Any]) -> None:
         """Go back to the moment of a checkpoint."""
         assert self.directory is not None
-        state = content["run"]
         self.agent.load_state_dict(content["agent"])
-        self.collector.load_state_dict(state["collector"])
-        vars(self.averages).update(state["averages"])
-        self.evaluated, self.saved = state["evaluated"], path
-        self.directory.truncate_metrics(state["metrics_size"])
-        self.history = self.directory.read_metrics()
+        self.collector.load_state_dict(content["run"]["collector"])
+        self.journal.load_state_dict(content["run"], self.directory)
+        self.saved = path
         self.progress.start_at(self.agent.global_step)
 
     def advice(self) -> str:

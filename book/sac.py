@@ -45,7 +45,7 @@ import torch
 from torch import Tensor, nn
 
 from rlbook.agent import Agent, Transition, UpdateResult
-from rlbook.dqn import check_batch_fits, check_shapes
+from rlbook.dqn import Adam, check_batch_fits, check_shapes
 from rlbook.ensemble import Ensemble
 from rlbook.envs import derive_seed
 from rlbook.replay import Batch, ReplayBuffer, make_rows, to_batch, transition_dtype
@@ -312,20 +312,20 @@ def sac_target(
 def critic_loss(q: Tensor, target: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the squared distance of q (batch, critics) from the target (batch,), and metrics."""
     check_shapes(len(q), target=target)
-    wanted, values = target.unsqueeze(1).expand_as(q), q.detach()
-    loss = nn.functional.mse_loss(q, wanted, reduction="sum") / len(q)
+    error = q - target.unsqueeze(1)  # (batch, critics)
+    loss = error.square().sum() / len(q)
     metrics = {
         "loss": loss.detach(),
-        "q_mean": values.mean(),
+        "q_mean": q.detach().mean(),
         "target_mean": target.mean(),
-        "td_error_abs": (values - wanted).abs().mean(),
+        "td_error_abs": error.detach().abs().mean(),
     }
     return loss, metrics
 
 
 def critic_slope(q: Tensor, target: Tensor) -> Tensor:
-    """Return the slope (batch, critics) of `critic_loss` at the values."""
-    return (q - target.unsqueeze(1)).mul_(2 / len(q))
+    """Return the slope of `critic_loss` at q, whose shape is (..., batch, critics)."""
+    return (q - target.unsqueeze(1)).mul_(2 / len(target))
 
 # %%
 said, wanted = torch.tensor([[3.25, 3.0]]), torch.tensor([3.25])
@@ -468,13 +468,13 @@ class Draw:
     log_prob: Tensor  # (batch,)
     spread: Tensor  # (batch, actions), standard deviation times noise
     free: Tensor  # (batch, actions), whether log std was not held
-    kept: list[Tensor]  # the inputs of the actor's layers
+    kept: list[list[Tensor]]  # the inputs of the actor's layers
 
-    def rows(self, rows: slice) -> "Draw":
-        """Return some rows of the batch."""
-        action, log_prob = self.action[rows], self.log_prob[rows]
-        kept = [x[:, rows] for x in self.kept]
-        return Draw(action, log_prob, self.spread[rows], self.free[rows], kept)
+    def after(self, rows: int) -> "Draw":
+        """Return the batch without its first rows."""
+        action, log_prob = self.action[rows:], self.log_prob[rows:]
+        kept = [[x[rows:] for x in network] for network in self.kept]
+        return Draw(action, log_prob, self.spread[rows:], self.free[rows:], kept)
 
 # %%
 #| export
@@ -504,13 +504,14 @@ class SACModel(nn.Module):
 
     def actor_slopes(self, draw: Draw, q_slope: Tensor, alpha: Tensor) -> Tensor:
         """Return the slopes of the policy's loss at the actor's weights."""
-        at_mean, at_log_std = policy_slopes(draw.action, draw.spread, q_slope, alpha).chunk(2, 1)
-        slopes = torch.cat([at_mean, at_log_std * draw.free], dim=1) / len(q_slope)
+        slopes = policy_slopes(draw.action, draw.spread, q_slope, alpha).div_(len(q_slope))
+        slopes[:, q_slope.shape[1] :] *= draw.free
         return self.actor.weight_slopes(slopes.unsqueeze(0), draw.kept)
 
     def share(self, q: Tensor) -> Tensor:
         """Return how much each critic (batch, critics) counts for the policy: the lowest alone."""
-        return torch.zeros_like(q).scatter_(1, q.argmin(dim=1, keepdim=True), 1.0)
+        lowest = q.min(dim=1, keepdim=True).indices  # much quicker than argmin
+        return torch.zeros_like(q).scatter_(1, lowest, 1.0)
 
     def opinions(self, q: Tensor) -> dict[str, Tensor]:
         """Return more metrics of the values (batch, critics); two critics need none."""
@@ -622,6 +623,7 @@ class SAC(Agent):
     config_class: ClassVar[type[Config]] = SACConfig
     actions: ClassVar[str] = "continuous"
     parts: ClassVar[tuple[str, ...]] = ("model", "target", "optimizer", "replay")
+    compiled: ClassVar[tuple[str, ...]] = ("model.critics.run", "target.values")
     config: SACConfig
     action_space: gym.spaces.Box
 
@@ -637,7 +639,7 @@ class SAC(Agent):
         entropy = config.target_entropy
         self.target_entropy = -float(space.shape[0]) if entropy is None else entropy
         parameters = [*self.model.parameters(), self.log_alpha]
-        self.optimizer = torch.optim.Adam(parameters, lr=config.lr, fused=True)
+        self.optimizer = Adam(parameters, lr=config.lr)
         normalised = gym.spaces.Box(-1, 1, space.shape)
         dtype = transition_dtype(self.observation_space, normalised)
         self.replay = ReplayBuffer(config.buffer_size, dtype, derive_seed(config.seed, "replay"))
@@ -708,28 +710,34 @@ class SAC(Agent):
         noise = self.model.actor.weights.new_empty(len(seen), *batch.action.shape[1:])
         draw = self.model.draw(seen, noise.normal_(generator=self.noise))
         alpha = self.log_alpha.exp()
-        metrics = self.teach_critics(obs, batch, next_obs, draw.rows(slice(size)), alpha)
+        future = draw.action[:size], draw.log_prob[:size]
+        metrics = self.teach_critics(obs, batch, next_obs, *future, alpha)
         self.model.actor.weights.grad = self.log_alpha.grad = None  # Adam leaves these alone
         if due:
-            metrics |= self.teach_policy(obs, draw.rows(slice(size, None)), alpha)
+            metrics |= self.teach_policy(obs, draw.after(size), alpha)
         self.optimizer.step()
         self.target.weights.lerp_(self.model.critics.weights, self.config.tau)
         values = {name: float(value) for name, value in metrics.items()}
         return UpdateResult(values["loss"], values)
 
     def teach_critics(
-        self, obs: Tensor, batch: Batch, next_obs: Tensor, draw: Draw, alpha: Tensor
+        self,
+        obs: Tensor,
+        batch: Batch,
+        next_obs: Tensor,
+        next_action: Tensor,
+        next_log_prob: Tensor,
+        alpha: Tensor,
     ) -> dict[str, Tensor]:
         """Find the gradient of the critics, whose target is reward plus discounted soft value."""
-        seen = torch.cat([next_obs, draw.action], dim=1)
-        next_q = self.target.run(seen, self.choose_critics())[0].squeeze(2).t()  # (batch, chosen)
+        seen = torch.cat([next_obs, next_action], dim=1)
+        next_q = self.target.values(seen, self.choose_critics()).squeeze(2).t()  # (batch, chosen)
         reward, discount, terminated = batch.reward, batch.discount, batch.terminated
-        target = sac_target(reward, discount, terminated, next_q, draw.log_prob, alpha)
-        critics = self.model.critics
-        out, kept = critics.run(torch.cat([obs, batch.action], dim=1))
+        y = sac_target(reward, discount, terminated, next_q, next_log_prob, alpha)
+        seen = torch.cat([obs, batch.action], dim=1)
+        out = self.model.critics.learn(seen, lambda out: critic_slope(out, y))
         q = out.squeeze(2).t()  # (batch, critics)
-        critics.weights.grad = critics.weight_slopes(critic_slope(q, target).t()[..., None], kept)
-        return critic_loss(q, target)[1] | self.model.opinions(q)
+        return critic_loss(q, y)[1] | self.model.opinions(q)
 
     def teach_policy(self, obs: Tensor, draw: Draw, alpha: Tensor) -> dict[str, Tensor]:
         """Find the gradient of the actor and, if it is learned, of the temperature."""

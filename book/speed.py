@@ -215,13 +215,14 @@ plt.show()
 #   not one for each field.
 # - **Fused Adam**: on a CPU PyTorch steps through Adam's formula operation by operation, tensor by
 #   tensor, unless it is told `fused=True`. **Weights in one tensor** ([DQN](dqn.ipynb)) leaves one
-#   such step instead of six.
+#   such step instead of six, and **Adam in one call** leaves out what PyTorch checks around it.
 # - **Gradient by hand** ([DQN](dqn.ipynb), [ensembles](ensemble.ipynb)): for linear layers and ReLU
 #   the backward pass is five lines, and autograd need not record anything.
 # - **Values of a stretch** ([DQN](dqn.ipynb)): the target network does not change between two
 #   copies, so the batches in between are valued in one pass.
-# - **A batched ensemble** ([ensembles](ensemble.ipynb)): ten products in one call. With 32 units the
-#   calls are the cost. With 256 units the products are, and there is little left to save.
+# - **An ensemble** ([ensembles](ensemble.ipynb)): ten critics are one tensor of weights. With 32 units
+#   the calls are the cost, and a batched product makes one of ten. With 256 units the products are,
+#   and what helps is to take one critic at a time, so that its numbers stay in the cache.
 #
 # ## Compiling
 #
@@ -236,10 +237,39 @@ plt.show()
 assert round(30 / (1.0e-3 - 0.6e-3)) == 75_000
 
 # %% [markdown]
-# No agent of this book has a setting `compile`. Its updates are written out as the few large
-# operations that a compiler would look for, and what is left outside them, sampling and the
-# optimiser, would not be compiled anyway. `python bench/speed.py --only compile` times the gradient
-# of DQN's loss by autograd, compiled and by hand, and what the first call costs.
+# Every agent has the setting `compile`, off by default: the forward passes of its networks are then
+# compiled when they are first called. What is outside them, sampling, the optimiser, the backward
+# passes that are written by hand, stays as it is. Does it pay?
+
+# %%
+print(f"{'':6s} {'plain':>9} {'compiled':>9} {'compiling':>10}   earned back after")
+for name, found in speed["compile"].items():
+    before, after = (found["works"][key]["ms"][0] for key in ("plain", "compiled"))
+    took = found["compile_seconds"]
+    saved = before - after
+    when = f"{1e3 * took / saved:,.0f} updates" if saved > 0 else "never: it is not faster"
+    print(f"{name:6s} {before:6.2f} ms {after:6.2f} ms {took:8.0f} s   {when}")
+
+# %% [markdown]
+# At these sizes a compiled call costs more in checks at its door than it saves behind it: the matrix
+# products, the LSTM and the convolutions are the same library calls either way. Try it again when
+# your networks have many small operations between large ones, or on a GPU.
+#
+# ## Threads
+#
+# A product can be shared between cores. That pays when it is large, and costs when it is small,
+# because the cores must meet after each operation. The same passes on one thread and on two, by the
+# clock on the wall:
+
+# %%
+print("load of the machine before:", *speed["threads"]["load"])
+for name in ("DQN", "REDQ"):
+    one, two = (speed["threads"][name][key]["ms"][0] for key in ("1 thread", "2 threads"))
+    print(f"{name:5s} {one:6.2f} ms on one thread, {two:6.2f} ms on two: {one / two:.2f} times as fast")
+
+# %% [markdown]
+# DQN is one network with a batch of 64, REDQ ten with a batch of 256, all of two layers of 256. The
+# book trains on one thread, so that a sweep can use the other core for another seed.
 #
 # ## How cost grows
 #
@@ -282,9 +312,8 @@ for family, found in growth.items():
 #   its weights.
 # - **The stopwatches themselves take time**, about a microsecond at each door. For DQN, whose steps
 #   are short, they make acting and environment look a little dearer than they are.
-# - **Threads and compiling are left out** of the stored file. Two threads are measured by the clock
-#   on the wall, and that needs a machine with nothing else to do: `python bench/speed.py --only
-#   threads`.
+# - **Two threads are measured by the clock on the wall**, which wants a machine with nothing else to
+#   do; everything else is time of the processor.
 # - **A library does more than its update**: Stable-Baselines3 offers callbacks, loggers and
 #   normalisation, which cost a little when they are not used.
 #

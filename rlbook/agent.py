@@ -3,15 +3,19 @@
 __all__ = [
     "REGISTRY",
     "Agent",
+    "Algorithm",
     "Transition",
     "UpdateResult",
     "action_kind",
     "algorithms",
+    "as_batch",
     "chapter_modules",
     "check_spaces",
+    "compile_functions",
     "find_algorithm",
     "find_device",
     "load",
+    "not_finite",
     "observation_kind",
     "restore",
     "seeded_torch",
@@ -25,8 +29,9 @@ import importlib
 import importlib.resources
 import math
 import os
+import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,10 +132,11 @@ def check_spaces(agent: "Agent") -> None:
         return
     fitting = [n for n, c in algorithms().items() if (c.observations, c.actions) == found]
     hint = f"try {' or '.join(fitting)}" if fitting else "no algorithm of this book fits it yet"
+    seen, done = (" ".join(str(s).split()) for s in (agent.observation_space, agent.action_space))
     raise ValueError(
-        f"{agent.config.env_id!r} has {found[0]} observations ({agent.observation_space}) and "
-        f"{found[1]} actions ({agent.action_space}), but {agent.name} needs {agent.observations} "
-        f"observations and {agent.actions} actions: {hint}."
+        f"{agent.config.env_id!r} has {found[0]} observations ({seen}) and {found[1]} actions "
+        f"({done}), but {agent.name} needs {agent.observations} observations and {agent.actions} "
+        f"actions: {hint}."
     )
 
 
@@ -167,39 +173,21 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-# %% book/agent.py · The agent
-class Agent(ABC):
-    """What all algorithms share: what a user calls, and what the loop calls."""
+def compile_functions(owner: Any, paths: Sequence[str]) -> None:
+    """Replace functions, each named by the way to it such as `online.trace`, by compiled ones."""
+    if not shutil.which(os.environ.get("CXX", "c++")):
+        raise ValueError("Setting 'compile' needs a C++ compiler such as g++, and there is none.")
+    for path in paths:
+        *way, name = path.split(".")
+        part = functools.reduce(getattr, way, owner)
+        setattr(part, name, torch.compile(getattr(part, name)))
 
-    name: ClassVar[str]
-    config_class: ClassVar[type[Config]]
-    observations: ClassVar[str] = "vector"
-    actions: ClassVar[str] = "discrete"
-    parts: ClassVar[tuple[str, ...]] = ()  # attributes with a state_dict, saved and loaded by name
-    config: Config
 
-    def __init_subclass__(cls) -> None:
-        if "name" in vars(cls):
-            REGISTRY[cls.name] = cls
+# %% book/agent.py · What an algorithm writes
+class Algorithm(ABC):
+    """What the loop calls: the verbs that each algorithm fills in."""
 
-    def __init__(
-        self, env_id: str | None = None, *, config: Config | None = None, **settings: Any
-    ) -> None:
-        if config is None:
-            named = {} if env_id is None else {"env_id": env_id}
-            config = make_config(self.config_class, {**named, **settings})
-        self.config = config
-        self.device = find_device(config.device)
-        env = make_env(config.env_id, config.env_kwargs)
-        self.observation_space, self.action_space = env.observation_space, env.action_space
-        env.close()
-        check_spaces(self)
-        self.global_step = 0  # environment steps seen
-        self.updates = 0  # gradient steps made
-        self.directory: RunDirectory | None = None  # made by the loop when `run_dir` is set
-        self.generator = np.random.default_rng(derive_seed(config.seed, "agent"))
-        with seeded_torch(derive_seed(config.seed, "networks")):
-            self.build()
+    updates: int  # gradient steps made
 
     @abstractmethod
     def build(self) -> None:
@@ -242,6 +230,70 @@ class Agent(ABC):
                 raise FloatingPointError(f"the loss of update {self.updates} is {result.loss}")
         return result.metrics if result else None
 
+
+# %% book/agent.py · One observation or many
+def as_batch(obs: Any, space: gym.Space) -> tuple[np.ndarray, bool]:
+    """Return observations as (batch, ...), and whether it was a single one."""
+    shape = space.shape or ()
+    try:
+        batch = np.array(obs, dtype=space.dtype)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"An observation must be numbers of the shape {shape}.") from error
+    if batch.shape not in (shape, (len(batch) if batch.ndim else 0, *shape)):
+        raise ValueError(f"An observation must have the shape {shape}, not {batch.shape}.")
+    if not np.isfinite(batch).all():
+        raise ValueError("An observation must be finite, and this one is not.")
+    single = batch.shape == shape
+    return (batch[None] if single else batch), single
+
+
+# %% book/agent.py · Nothing broken is kept
+def not_finite(state: Any, name: str = "") -> str | None:
+    """Return the name of the first tensor in a nested state that is not finite all over."""
+    if isinstance(state, torch.Tensor):
+        return name if state.is_floating_point() and not bool(state.isfinite().all()) else None
+    items = state.items() if isinstance(state, dict) else enumerate(state)
+    nested = [(k, v) for k, v in items if isinstance(v, dict | list | tuple | torch.Tensor)]
+    return next(filter(None, (not_finite(v, f"{name}.{k}".strip(".")) for k, v in nested)), None)
+
+
+# %% book/agent.py · The agent
+class Agent(Algorithm):
+    """What a user calls, for every algorithm alike."""
+
+    name: ClassVar[str]
+    config_class: ClassVar[type[Config]]
+    observations: ClassVar[str] = "vector"
+    actions: ClassVar[str] = "discrete"
+    parts: ClassVar[tuple[str, ...]] = ()  # attributes with a state_dict, saved and loaded by name
+    compiled: ClassVar[tuple[str, ...]] = ()  # functions that the setting `compile` is for
+    config: Config
+
+    def __init_subclass__(cls) -> None:
+        if "name" in vars(cls):
+            REGISTRY[cls.name] = cls
+
+    def __init__(
+        self, env_id: str | None = None, *, config: Config | None = None, **settings: Any
+    ) -> None:
+        if config is None:
+            named = {} if env_id is None else {"env_id": env_id}
+            config = make_config(self.config_class, {**named, **settings})
+        self.config = config
+        self.device = find_device(config.device)
+        env = make_env(config.env_id, config.env_kwargs)
+        self.observation_space, self.action_space = env.observation_space, env.action_space
+        env.close()
+        check_spaces(self)
+        self.global_step = 0  # environment steps seen
+        self.updates = 0  # gradient steps made
+        self.directory: RunDirectory | None = None  # made by the loop when `run_dir` is set
+        self.generator = np.random.default_rng(derive_seed(config.seed, "agent"))
+        with seeded_torch(derive_seed(config.seed, "networks")):
+            self.build()
+        if config.compile:
+            compile_functions(self, self.compiled)
+
     def state_dict(self) -> dict[str, Any]:
         """Return all that learning depends on: counters, generator and parts."""
         return {
@@ -283,17 +335,7 @@ class Agent(ABC):
 
     def predict(self, obs: Any, state: Any = None, explore: bool = False) -> tuple[Any, Any]:
         """Choose an action for one observation or a batch; without `state` an episode starts."""
-        shape = self.observation_space.shape or ()
-        try:
-            batch = np.array(obs, dtype=self.observation_space.dtype)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"An observation must be numbers of the shape {shape}.") from error
-        if batch.shape not in (shape, (len(batch) if batch.ndim else 0, *shape)):
-            raise ValueError(f"An observation must have the shape {shape}, not {batch.shape}.")
-        if not np.isfinite(batch).all():
-            raise ValueError("An observation must be finite, and this one is not.")
-        single = batch.shape == shape
-        batch = batch[None] if single else batch
+        batch, single = as_batch(obs, self.observation_space)
         start = np.full(len(batch), state is None)
         actions, state = self.act(batch, state, start, explore)
         return (actions[0] if single else actions), state
@@ -305,6 +347,8 @@ class Agent(ABC):
     def checkpoint(self) -> dict[str, Any]:
         """Return what a checkpoint holds of the agent: its name, its settings and its state."""
         state = self.state_dict()
+        if broken := not_finite(state):
+            raise FloatingPointError(f"{broken} is not finite any more, so nothing was saved")
         if not self.config.checkpoint_replay:
             state.pop("replay", None)
         return {"algo": self.name, "config": vars(self.config).copy(), "agent": state}

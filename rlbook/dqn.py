@@ -3,6 +3,7 @@
 __all__ = [
     "DQN",
     "MLP",
+    "Adam",
     "DQNConfig",
     "QNetwork",
     "ValuedBatch",
@@ -11,6 +12,7 @@ __all__ = [
     "check_shapes",
     "clip_gradients",
     "decayed",
+    "distance",
     "dqn_loss",
     "dqn_target",
     "epsilon_greedy",
@@ -25,7 +27,7 @@ __all__ = [
 
 # %% book/dqn.py · DQN: learning values with a network
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise, starmap
 from typing import Any, ClassVar
@@ -78,7 +80,8 @@ class MLP(nn.Module):
             torch.mm(slope.t(), x, out=weight.grad)
             torch.sum(slope, dim=0, out=bias.grad)
             if x is not inputs[0]:  # on through the layer and the ReLU, which is shut where x is 0
-                slope = slope.mm(weight).mul_(x.sign())
+                slope = slope.mm(weight)
+                torch.ops.aten.threshold_backward.grad_input(slope, x, 0, grad_input=slope)
 
 
 class QNetwork(MLP):
@@ -164,13 +167,27 @@ def dqn_loss(
     return td_loss(q, action, target, huber)
 
 
+def distance(td_error: Tensor, huber: bool) -> tuple[Tensor, Tensor]:
+    """Return the squared (or Huber) loss of each TD error, and its slope."""
+    if not huber:
+        return td_error.square(), 2 * td_error
+    slope = td_error.clamp(-1, 1)
+    return slope * (td_error - slope / 2), slope
+
+
 @torch.no_grad()
-def td_slope(q: Tensor, action: Tensor, target: Tensor, huber: bool = False) -> Tensor:
-    """Return the gradient (batch, actions) of `td_loss` in the values."""
+def td_slope(
+    q: Tensor, action: Tensor, target: Tensor, huber: bool = False
+) -> tuple[Tensor, dict[str, float]]:
+    """Return the gradient (batch, actions) of `td_loss` in the values, and the same metrics."""
     taken = action.unsqueeze(1)
-    td_error = q.gather(1, taken) - target.unsqueeze(1)  # (batch, 1)
-    slope = td_error.clamp_(-1, 1) if huber else td_error.mul_(2)
-    return torch.zeros_like(q).scatter_(1, taken, slope.div_(len(q)))
+    chosen = q.gather(1, taken).squeeze(1)  # (batch,)
+    td_error = chosen - target
+    each, slope = distance(td_error, huber)
+    means = torch.stack([each, chosen, target, td_error.abs()]).mean(dim=1).tolist()
+    names = ("loss", "q_mean", "target_mean", "td_error_abs")
+    gradient = torch.zeros_like(q).scatter_(1, taken, slope.div_(len(q)).unsqueeze(1))
+    return gradient, dict(zip(names, means, strict=True))
 
 
 # %% book/dqn.py · The target network
@@ -217,6 +234,49 @@ def flatten_parameters(network: nn.Module) -> nn.Parameter:
     ):
         part.data, part.grad = weights.view_as(part), gradient.view_as(part)
     return flat
+
+
+class Adam(torch.optim.Adam):
+    """Adam (Kingma & Ba 2015) in one fused operation a step; weights without gradient stay."""
+
+    def __init__(self, parameters: Iterable[Tensor], lr: float) -> None:
+        super().__init__(parameters, lr=lr, fused=True)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Move the weights against the running mean of their gradients, each by its own scale."""
+        for group in self.param_groups:
+            parts = [part for part in group["params"] if part.grad is not None]
+            states = [self.state[part] or self.begin(part) for part in parts]
+            means, squares, steps = (
+                [state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step")
+            )
+            if not parts:
+                continue
+            torch._foreach_add_(steps, 1)
+            torch._fused_adam_(
+                parts,
+                [part.grad for part in parts],
+                means,
+                squares,
+                [],
+                steps,
+                lr=group["lr"],
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                eps=group["eps"],
+                weight_decay=0.0,
+                amsgrad=False,
+                maximize=False,
+            )
+
+    step.hooked = True  # type: ignore[attr-defined]  # hooks would take as long as the step
+
+    def begin(self, part: Tensor) -> dict[str, Tensor]:
+        """Make the state of a tensor, as it is before the first step."""
+        zeros, step = torch.zeros_like(part), torch.zeros((), device=part.device)
+        self.state[part] = {"step": step, "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
+        return self.state[part]
 
 
 @torch.no_grad()
@@ -306,9 +366,10 @@ class DQNConfig(Config):
 # %% book/dqn.py · The agent
 @dataclass(frozen=True)
 class ValuedBatch(Batch):
-    """Transitions with the values (batch, actions) that the target network gives the successors."""
+    """Transitions with what the target network, while it rests, says of them."""
 
-    next_q: Tensor
+    next_q: Tensor  # (batch, actions), the values of the successors
+    y: Tensor | None = None  # (batch,), the targets, unless the online network chooses in them
 
 
 class DQN(Agent):
@@ -317,6 +378,7 @@ class DQN(Agent):
     name: ClassVar[str] = "dqn"
     config_class: ClassVar[type[Config]] = DQNConfig
     parts: ClassVar[tuple[str, ...]] = ("online", "target", "optimizer", "n_step", "replay")
+    compiled: ClassVar[tuple[str, ...]] = ("online.trace", "target.trace")
     config: DQNConfig
     action_space: gym.spaces.Discrete
 
@@ -326,7 +388,7 @@ class DQN(Agent):
         self.online, self.target = self.make_network(), self.make_network()
         self.target.load_state_dict(self.online.state_dict())
         self.weights = flatten_parameters(self.online)
-        self.optimizer = torch.optim.Adam([self.weights], lr=config.lr, fused=True)
+        self.optimizer = Adam([self.weights], lr=config.lr)
         dtype = transition_dtype(self.observation_space, self.action_space)
         seed = derive_seed(config.seed, "replay")
         self.replay = ReplayBuffer(config.buffer_size, dtype, seed)
@@ -389,26 +451,31 @@ class DQN(Agent):
             batch = to_batch(self.replay.sample(together * size), self.device)
             with torch.no_grad():
                 columns = [*vars(batch).values(), self.target(batch.next_obs)]
+                if not self.config.double:
+                    columns.append(self.td_target(batch, columns[-1]))
             parts = zip(*(column.split(size) for column in columns), strict=True)
             yield from starmap(ValuedBatch, parts)
             count -= together
+
+    def td_target(self, batch: Batch, next_q: Tensor | None = None) -> Tensor:
+        """Return the targets of a batch, whose successors may have been valued already."""
+        next_q = self.target(batch.next_obs) if next_q is None else next_q
+        next_q_online = self.online(batch.next_obs) if self.config.double else None
+        return dqn_target(batch.reward, batch.discount, batch.terminated, next_q, next_q_online)
 
     @torch.no_grad()
     def update(self, batch: Batch) -> UpdateResult:
         """Make one gradient step on the TD error of a batch, then move the target if it is time."""
         config = self.config
-        valued = batch.next_q if isinstance(batch, ValuedBatch) else None
-        next_q_target = self.target(batch.next_obs) if valued is None else valued
-        next_q_online = self.online(batch.next_obs) if config.double else None
-        y = dqn_target(batch.reward, batch.discount, batch.terminated, next_q_target, next_q_online)
+        next_q, y = (batch.next_q, batch.y) if isinstance(batch, ValuedBatch) else (None, None)
+        y = self.td_target(batch, next_q) if y is None else y
         q, inputs = self.online.trace(batch.obs)
-        _, metrics = td_loss(q, batch.action, y, config.huber)
-        self.online.backward(inputs, td_slope(q, batch.action, y, config.huber))
+        slope, metrics = td_slope(q, batch.action, y, config.huber)
+        self.online.backward(inputs, slope)
         apply_gradients(self.optimizer, config.lr_now(self.global_step), config.max_grad_norm)
         if (self.updates + 1) % config.target_every == 0:
             polyak_update(self.target, self.online, config.tau)
-        values = {name: float(value) for name, value in metrics.items()}
-        return UpdateResult(values["loss"], values)
+        return UpdateResult(metrics["loss"], metrics)
 
 
 def train_dqn(config: DQNConfig, progress: bool = True) -> RunResult:

@@ -15,11 +15,15 @@ __all__ = [
     "drqv2_loss",
     "drqv2_target",
     "find_frame_stack",
+    "improvement_loss",
+    "make_replay",
+    "next_values",
     "noise_std",
     "noisy_action",
     "pad_edges",
     "random_shift",
     "shift_images",
+    "shifted_batch",
     "smallest_image",
     "train_drqv2",
 ]
@@ -40,9 +44,15 @@ from numpy.lib.stride_tricks import as_strided
 from torch import Tensor, nn
 
 from rlbook.agent import Agent, Transition, UpdateResult
-from rlbook.dqn import MLP, check_batch_fits, check_shapes, polyak_update
+from rlbook.dqn import MLP, Adam, check_batch_fits, check_shapes, polyak_update
 from rlbook.envs import derive_seed, make_env
-from rlbook.pixels import FrameReplay, PointReach, make_pendulum_pixels, make_pixels  # noqa: F401
+from rlbook.pixels import (  # noqa: F401
+    FrameReplay,
+    FrameRing,
+    PointReach,
+    make_pendulum_pixels,
+    make_pixels,
+)
 from rlbook.replay import Batch, to_batch
 from rlbook.run import RunResult, train
 from rlbook.sac import ActionScale, Critics, check_bounds
@@ -193,6 +203,12 @@ class DrQv2Model(nn.Module):
         """Return those actions with noise on them, still in [-1, 1]."""
         return noisy_action(self.act(images), noise)
 
+    def values(self, images: Tensor, action: Tensor | None = None) -> Tensor:
+        """Return both opinions (batch, 2) of actions, by default of those that it likes best."""
+        encoded = self.encoder(images)
+        chosen = self.actor(encoded).tanh() if action is None else action
+        return self.critic(encoded, chosen)
+
 
 # %% book/drqv2.py · Noise
 def noise_std(step: int, start: float, end: float, steps: int) -> float:
@@ -239,6 +255,25 @@ def drqv2_loss(
 def actor_loss(q: Tensor, unbounded: Tensor, penalty: float) -> Tensor:
     """Return minus the smaller opinion (batch, 2) of actions, plus a price for their saturation."""
     return -q.amin(dim=1).mean() + penalty * unbounded.square().mean()
+
+
+@torch.no_grad()
+def next_values(
+    model: DrQv2Model, target: Critic, images: Tensor, noise: Tensor, clip: float
+) -> Tensor:
+    """Return what the slow critics (batch, 2) think of the policy's action near these images."""
+    encoded = model.encoder(images)
+    action = noisy_action(model.actor(encoded).tanh(), noise, clip)
+    return target(encoded, action)
+
+
+def improvement_loss(
+    model: DrQv2Model, encoded: Tensor, noise: Tensor, clip: float, penalty: float
+) -> Tensor:
+    """Return the loss of the actor at what the encoder saw; only the actor gets a gradient."""
+    unbounded = model.actor(encoded)
+    action = noisy_action(unbounded.tanh(), noise, clip)
+    return actor_loss(model.critic(encoded, action, learn=False), unbounded, penalty)
 
 
 # %% book/drqv2.py · Settings
@@ -317,6 +352,34 @@ def find_frame_stack(config: Config) -> int:
     return int(found)
 
 
+def make_replay(config: DrQv2Config, images: gym.Space, actions: gym.spaces.Box) -> FrameReplay:
+    """Make the buffer that fits an environment and these settings."""
+    return FrameReplay(
+        config.buffer_size,
+        images,
+        gym.spaces.Box(-1, 1, actions.shape),
+        frame_stack=find_frame_stack(config),
+        n_step=config.n_step,
+        gamma=config.gamma,
+        num_envs=config.num_envs,
+        seed=derive_seed(config.seed, "replay"),
+    )
+
+
+def shifted_batch(
+    rows: np.ndarray,
+    ring: FrameRing,
+    pad: int,
+    generator: np.random.Generator,
+    device: torch.device,
+) -> Batch:
+    """Put the frames of rows together, and move each of their images by up to `pad` pixels."""
+    images = ring.stacks(np.concatenate([rows["obs"], rows["next_obs"]]))
+    shifted = torch.from_numpy(random_shift(images, pad, generator))
+    obs, next_obs = shifted.to(device).chunk(2)
+    return dataclasses.replace(to_batch(rows, device), obs=obs, next_obs=next_obs)
+
+
 class DrQv2(Agent):
     """Learns from shifted images what actions are worth, and the policy that follows."""
 
@@ -325,6 +388,7 @@ class DrQv2(Agent):
     observations: ClassVar[str] = "image"
     actions: ClassVar[str] = "continuous"
     parts: ClassVar[tuple[str, ...]] = ("model", "target", "optimizer", "replay")
+    compiled: ClassVar[tuple[str, ...]] = ("model.encoder.forward",)
     config: DrQv2Config
     action_space: gym.spaces.Box
 
@@ -337,17 +401,8 @@ class DrQv2(Agent):
         sizes = config.encoder, config.features, config.hidden
         self.model = DrQv2Model(images.shape or (), actions.shape[0], *sizes).to(self.device)
         self.target = copy.deepcopy(self.model.critic)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=config.lr, fused=True)
-        self.replay = FrameReplay(
-            config.buffer_size,
-            images,
-            gym.spaces.Box(-1, 1, actions.shape),
-            frame_stack=find_frame_stack(config),
-            n_step=config.n_step,
-            gamma=config.gamma,
-            num_envs=config.num_envs,
-            seed=derive_seed(config.seed, "replay"),
-        )
+        self.optimizer = Adam(self.model.parameters(), lr=config.lr)
+        self.replay = make_replay(config, images, actions)
         self.actor_loss, self.actor_updates = 0.0, 0  # the last one, and how many there were
         self.forgot = False  # whether it was loaded without its replay buffer
 
@@ -375,13 +430,11 @@ class DrQv2(Agent):
     @torch.inference_mode()
     def q_values(self, obs: np.ndarray, action: np.ndarray | None = None) -> np.ndarray:
         """Return both opinions (batch, 2) of actions, by default of the policy's own."""
-        encoded = self.model.encoder(torch.as_tensor(obs, device=self.device))
-        if action is None:
-            scaled = self.model.actor(encoded).tanh()
-        else:
+        images, scaled = torch.as_tensor(obs, device=self.device), None
+        if action is not None:
             numbers = self.scale.from_env(action)
             scaled = torch.as_tensor(numbers, dtype=torch.float32, device=self.device)
-        return self.model.critic(encoded, scaled).cpu().numpy()
+        return self.model.values(images, scaled).cpu().numpy()
 
     def observe(self, transition: Transition) -> None:
         """Store one step of all environments, actions scaled to (-1, 1)."""
@@ -400,10 +453,7 @@ class DrQv2(Agent):
     def sample(self) -> Batch:
         """Draw a batch and shift its images, each its own way."""
         rows = self.replay.sample(self.config.batch_size)
-        images = self.replay.ring.stacks(np.concatenate([rows["obs"], rows["next_obs"]]))
-        shifted = torch.from_numpy(random_shift(images, self.config.pad, self.generator))
-        obs, next_obs = shifted.to(self.device).chunk(2)
-        return dataclasses.replace(to_batch(rows, self.device), obs=obs, next_obs=next_obs)
+        return shifted_batch(rows, self.replay.ring, self.config.pad, self.generator, self.device)
 
     def update(self, batch: Batch) -> UpdateResult:
         """Make one gradient step of encoder and critic and, when it is due, one of the actor."""
@@ -420,25 +470,19 @@ class DrQv2(Agent):
         polyak_update(self.target, self.model.critic, self.config.tau)
         values = {name: float(value) for name, value in metrics.items()}
         values |= {"actor_loss": self.actor_loss, "actor_updates": self.actor_updates}
-        return UpdateResult(sum(values[name] for name in ("critic_loss", "actor_loss")), values)
+        return UpdateResult(values["critic_loss"] + values["actor_loss"], values)
 
     def judge(self, encoded: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of the critics, whose gradient teaches the encoder too."""
-        with torch.no_grad():
-            next_encoded = self.model.encoder(batch.next_obs)
-            noise, proposal = self.draw_noise(len(encoded)), self.model.actor(next_encoded).tanh()
-            next_action = noisy_action(proposal, noise, self.config.noise_clip)
-            next_q = self.target(next_encoded, next_action)
+        noise, clip = self.draw_noise(len(encoded)), self.config.noise_clip
+        next_q = next_values(self.model, self.target, batch.next_obs, noise, clip)
         q = self.model.critic(encoded, batch.action)
         return drqv2_loss(q, batch.reward, batch.discount, batch.terminated, next_q)
 
     def improve(self, encoded: Tensor) -> Tensor:
         """Return the loss of the actor, of what the encoder saw, without a gradient into it."""
-        noise = self.draw_noise(len(encoded))
-        unbounded = self.model.actor(encoded)
-        action = noisy_action(unbounded.tanh(), noise, self.config.noise_clip)
-        q = self.model.critic(encoded, action, learn=False)
-        return actor_loss(q, unbounded, self.config.saturation_penalty)
+        noise, clip = self.draw_noise(len(encoded)), self.config.noise_clip
+        return improvement_loss(self.model, encoded, noise, clip, self.config.saturation_penalty)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that learning and its metrics depend on."""

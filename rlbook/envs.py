@@ -12,6 +12,7 @@ __all__ = [
     "TMaze",
     "TwoStep",
     "derive_seed",
+    "draw_maze",
     "evaluate",
     "make_env",
     "make_vector_env",
@@ -281,6 +282,19 @@ register_env("MaskedCartPole", max_episode_steps=500)
 
 
 # %% book/envs.py · Remembering longer: the T-maze
+def draw_maze(length: int, cue: int, position: int, turn: int) -> np.ndarray:
+    """Draw a T-maze from above: agent blue, goal green, cue orange while seen."""
+    cells = np.full((5, length + 3, 3), 200, np.uint8)  # walls
+    cells[2, 1:-1] = cells[1:4, -2] = 255  # corridor and arms
+    cells[2 + cue, -2] = (0, 158, 115)  # facing east, left is up
+    if position == 0:
+        cells[2 + cue, 1] = (230, 159, 0)
+    image = cells.repeat(16, axis=0).repeat(16, axis=1)
+    y, x = 16 * (2 + turn) + 3, 16 * (1 + position) + 3
+    image[y : y + 10, x : x + 10] = (0, 114, 178)
+    return image
+
+
 class TMaze(gym.Env[np.ndarray, Any]):
     """A corridor of `length` steps; the cue at its start says which turn at its end pays 1.
 
@@ -325,16 +339,8 @@ class TMaze(gym.Env[np.ndarray, Any]):
         return self.observe(), reward, self.turn != 0, self.steps >= self.limit, {}
 
     def render(self) -> np.ndarray:
-        """Draw the maze from above: agent blue, goal green, cue orange while seen."""
-        cells = np.full((5, self.length + 3, 3), 200, np.uint8)  # walls
-        cells[2, 1:-1] = cells[1:4, -2] = 255  # corridor and arms
-        cells[2 + self.cue, -2] = (0, 158, 115)  # facing east, left is up
-        if self.position == 0:
-            cells[2 + self.cue, 1] = (230, 159, 0)
-        image = cells.repeat(16, axis=0).repeat(16, axis=1)
-        y, x = 16 * (2 + self.turn) + 3, 16 * (1 + self.position) + 3
-        image[y : y + 10, x : x + 10] = (0, 114, 178)
-        return image
+        """Draw the maze, for people."""
+        return draw_maze(self.length, self.cue, self.position, self.turn)
 
 
 register_env("TMaze")

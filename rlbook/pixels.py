@@ -7,9 +7,13 @@ __all__ = [
     "FrameStack",
     "PixelObservation",
     "PointReach",
+    "ShownFrames",
+    "TrimmedReplay",
     "area_weights",
     "check_counts",
+    "check_stacks",
     "draw_disc",
+    "frame_slack",
     "is_picture",
     "make_pendulum_pixels",
     "make_pixels",
@@ -278,7 +282,80 @@ class FrameRing:
         self.frames[: len(frames)], self.written = frames, state["written"]
 
 
-class FrameReplay(ReplayBuffer):
+# %% book/pixels.py · What is new in a step
+def check_stacks(obs: np.ndarray, next_obs: np.ndarray, channels: int) -> None:
+    """Raise unless each next observation is the one before, moved on by one frame of `channels`."""
+    if not np.array_equal(next_obs[:, :-channels], obs[:, channels:]):
+        raise ValueError("An observation must show the frame before and one more, newest last.")
+
+
+class ShownFrames:
+    """Knows by number which frames each environment shows, and stores those that are new."""
+
+    def __init__(self, ring: FrameRing, num_envs: int, frame_stack: int) -> None:
+        self.ring = ring
+        self.stack = np.zeros((num_envs, frame_stack), np.int64)  # what each environment shows
+        self.unknown = np.ones(num_envs, dtype=bool)  # where nothing was shown yet
+
+    def begin(self, obs: np.ndarray, episode_start: np.ndarray) -> np.ndarray:
+        """Store whole stacks where an episode starts or is met midway; return where that is."""
+        start = episode_start | self.unknown
+        for i in np.flatnonzero(start):
+            self.stack[i] = self.ring.write_stack(obs[i])
+        self.unknown[:] = False
+        return start
+
+    def move(self, next_obs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Store the newest frame of each; return the numbers (num_envs, stack) before and after."""
+        channels = self.ring.frames.shape[1]
+        newest = [self.ring.write(obs[-channels:]) for obs in next_obs]
+        before, self.stack = self.stack, np.column_stack([self.stack[:, 1:], newest])
+        return before, self.stack
+
+
+# %% book/pixels.py · Rows that are given up
+class TrimmedReplay(ReplayBuffer):
+    """A ring of rows with numbers of frames, which gives up its oldest rows when asked."""
+
+    def __init__(self, capacity: int, dtype: np.dtype, seed: int) -> None:
+        super().__init__(capacity, dtype, seed)
+        self.filled = 0  # rows that were ever written
+
+    def add(self, rows: np.ndarray) -> None:
+        """Store rows, the oldest of the ring giving way."""
+        super().add(rows)
+        self.filled = min(self.filled + len(rows), len(self.rows))
+
+    def trim(self, oldest: int) -> None:
+        """Give up the rows that need a frame with a number below `oldest`."""
+        while self.size and self.rows[self.position - self.size]["obs"][0] < oldest:
+            self.size -= 1
+
+    def sample(self, batch_size: int) -> np.ndarray:
+        """Draw rows uniformly, with replacement, from those that are whole."""
+        if self.size == 0:
+            raise ValueError("The replay buffer is empty: add transitions before you sample.")
+        draws = self.generator.integers(self.size, size=batch_size)
+        return self.rows.take(self.position - self.size + draws, mode="wrap")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was ever written, without a copy, and how much of it is whole."""
+        rows = torch.from_numpy(self.rows[: self.filled].view(np.uint8))
+        return {**super().state_dict(), "rows": rows, "size": self.size}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a stored ring: the samples go on as if nothing had happened."""
+        super().load_state_dict(state)
+        self.filled, self.size = self.size, state["size"]
+
+
+def frame_slack(num_envs: int, frame_stack: int, n_step: int) -> int:
+    """Return how many frames may be written while a row waits for its place."""
+    return num_envs * (1 + frame_stack) * (n_step + frame_stack)
+
+
+# %% book/pixels.py · The buffer
+class FrameReplay(TrimmedReplay):
     """A ring of n-step transitions; their rows hold the numbers of frames that are stored once."""
 
     def __init__(
@@ -297,59 +374,40 @@ class FrameReplay(ReplayBuffer):
         numbers = Box(0, np.iinfo(np.int64).max, (frame_stack,), np.int64)
         super().__init__(capacity, transition_dtype(numbers, action_space), seed)
         self.n_step = NStepAccumulator(n_step, gamma, num_envs, self.rows.dtype)
-        self.slack = num_envs * (frame_stack + 1) * (frame_stack + n_step)
+        self.slack = frame_slack(num_envs, frame_stack, n_step)
         room = capacity + num_envs + self.slack  # an episode has one frame more than steps
         self.ring = FrameRing(room, (channels // frame_stack, *size))
-        self.stack = np.zeros((num_envs, frame_stack), np.int64)  # what each environment shows
-        self.unknown = np.ones(num_envs, dtype=bool)  # where nothing was shown yet
-        self.filled = 0  # rows that were ever written
+        self.shown = ShownFrames(self.ring, num_envs, frame_stack)
 
     def append(self, step: Transition, action: np.ndarray, reward: np.ndarray) -> None:
         """Store what is new in one step of all environments: one frame each, and numbers."""
-        channels = self.ring.frames.shape[1]
-        if not np.array_equal(step.next_obs[:, :-channels], step.obs[:, channels:]):
-            raise ValueError("An observation must show the frame before and one more, newest last.")
-        start = step.episode_start | self.unknown
-        for i in np.flatnonzero(start):
-            self.stack[i] = self.ring.write_stack(step.obs[i])
-        self.n_step.waiting[:, start], self.unknown[:] = False, False
-        newest = [self.ring.write(obs[-channels:]) for obs in step.next_obs]
-        obs, self.stack = self.stack, np.column_stack([self.stack[:, 1:], newest])
+        check_stacks(step.obs, step.next_obs, self.ring.frames.shape[1])
+        start = self.shown.begin(step.obs, step.episode_start)
+        self.n_step.waiting[:, start] = False
+        obs, next_obs = self.shown.move(step.next_obs)
         rows = make_rows(
             self.rows.dtype,
             obs=obs,
             action=action,
             reward=reward,
-            next_obs=self.stack,
+            next_obs=next_obs,
             terminated=step.terminated,
             discount=self.n_step.gamma,
         )
         self.add(self.n_step.add(rows, step.truncated))
 
     def add(self, rows: np.ndarray) -> None:
-        """Store rows, and drop those that lost a frame or are about to."""
+        """Store rows, and give up those that lost a frame or are about to."""
         super().add(rows)
-        self.filled = min(self.filled + len(rows), len(self.rows))
-        oldest = self.ring.written - len(self.ring.frames) + self.slack
-        while self.size and self.rows[self.position - self.size]["obs"][0] < oldest:
-            self.size -= 1
-
-    def sample(self, batch_size: int) -> np.ndarray:
-        """Draw rows uniformly, with replacement, from those that are whole."""
-        if self.size == 0:
-            raise ValueError("The replay buffer is empty: add transitions before you sample.")
-        draws = self.generator.integers(self.size, size=batch_size)
-        return self.rows.take(self.position - self.size + draws, mode="wrap")
+        self.trim(self.ring.written - len(self.ring.frames) + self.slack)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the filled parts of both rings, without a copy, and all counters."""
         return {
             **super().state_dict(),
-            "rows": torch.from_numpy(self.rows[: self.filled].view(np.uint8)),
-            "size": self.size,
             "ring": self.ring.state_dict(),
-            "stack": torch.from_numpy(self.stack),
-            "unknown": torch.from_numpy(self.unknown),
+            "stack": torch.from_numpy(self.shown.stack),
+            "unknown": torch.from_numpy(self.shown.unknown),
             "n_step": self.n_step.state_dict(),
         }
 
@@ -357,6 +415,6 @@ class FrameReplay(ReplayBuffer):
         """Take over stored rings: the samples go on as if nothing had happened."""
         self.ring.load_state_dict(state["ring"])
         super().load_state_dict(state)
-        self.filled, self.size = self.size, state["size"]
-        self.stack[:], self.unknown[:] = state["stack"].cpu(), state["unknown"].cpu()
+        self.shown.stack[:] = state["stack"].cpu()
+        self.shown.unknown[:] = state["unknown"].cpu()
         self.n_step.load_state_dict(state["n_step"])

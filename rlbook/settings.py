@@ -152,6 +152,7 @@ class Config:
     seed: int = setting(0, "Seed of everything random in the run.", low=0)
     device: str = setting("cpu", "Where the networks live, such as cpu or cuda.")
     threads: int = setting(1, "Torch threads while learning; small networks like one.", low=1)
+    compile: bool = setting(False, "Compile forward passes (torch.compile); it rarely pays here.")
     run_dir: str | None = setting(None, "Directory of the run; without one nothing is written.")
     eval_every: int = setting(5_000, "Environment steps between evaluations; 0 for none.", low=0)
     eval_episodes: int = setting(10, "Greedy episodes of an evaluation.", low=1)

@@ -61,6 +61,7 @@ def test_spaces_that_do_not_fit_name_what_does(env_id: str, kinds: tuple[str, st
     message = str(error.value)
     assert message.startswith(f"'{env_id}' has {kinds[0]} observations (")
     assert f") and {kinds[1]} actions (" in message
+    assert "\n" not in message
     assert "but dqn needs vector observations and discrete actions: " in message
     fitting = [n for n, c in rlbook.ALGORITHMS.items() if (c.observations, c.actions) == kinds]
     hint = f"try {' or '.join(fitting)}" if fitting else "no algorithm of this book fits it yet"

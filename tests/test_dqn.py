@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from rlbook.agent import Agent
 from rlbook.dqn import (
     DQN,
+    Adam,
     DQNConfig,
     QNetwork,
     clip_gradients,
@@ -202,7 +203,7 @@ def test_an_agent_that_was_loaded_still_learns_in_its_network() -> None:
 def test_a_gradient_step_is_the_ordinary_one_of_adam(flat: bool, max_norm: float | None) -> None:
     ours, plain = small_network(), small_network()
     weights = [flatten_parameters(ours)] if flat else list(ours.parameters())
-    optimizer = torch.optim.Adam(weights, lr=1.0, fused=True)
+    optimizer = Adam(weights, lr=1.0)
     usual = torch.optim.Adam(plain.parameters(), lr=3e-3)
     generator = torch.Generator().manual_seed(0)
     for _ in range(20):
@@ -215,6 +216,25 @@ def test_a_gradient_step_is_the_ordinary_one_of_adam(flat: bool, max_norm: float
         usual.step()
     for one, two in zip(ours.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
+
+
+def test_adam_is_bit_for_bit_that_of_torch() -> None:
+    torch.manual_seed(0)
+    ours = [nn.Parameter(torch.randn(*shape)) for shape in ((7, 3), (5,), (2,))]
+    theirs = [nn.Parameter(part.detach().clone()) for part in ours]
+    mine, usual = Adam(ours, lr=1e-2), torch.optim.Adam(theirs, lr=1e-2, fused=True)
+    for step in range(30):
+        for one, two in zip(ours, theirs, strict=True):
+            one.grad = torch.randn_like(one)
+            two.grad = one.grad.clone()
+        if step % 3:  # a tensor that is not learned in every step, as SAC's actor
+            ours[1].grad = theirs[1].grad = None
+        mine.step()
+        usual.step()
+        if step == 15:  # the state is the same, so either can go on with the other's
+            mine.load_state_dict(copy.deepcopy(usual.state_dict()))
+    for one, two in zip(ours, theirs, strict=True):
+        assert torch.equal(one, two)
 
 
 @pytest.mark.parametrize("hidden", [(), (5,), (7, 6)])
@@ -239,8 +259,11 @@ def test_the_slope_by_hand_is_that_of_autograd(huber: bool) -> None:
     torch.manual_seed(0)
     q, target = torch.randn(10, 3, requires_grad=True), 2 * torch.randn(10)
     action = torch.randint(3, (10,))
-    td_loss(q, action, target, huber)[0].backward()
-    torch.testing.assert_close(td_slope(q.detach(), action, target, huber), q.grad)
+    loss, expected = td_loss(q, action, target, huber)
+    loss.backward()
+    slope, metrics = td_slope(q.detach(), action, target, huber)
+    torch.testing.assert_close(slope, q.grad)
+    assert metrics == pytest.approx({name: float(value) for name, value in expected.items()})
 
 
 @pytest.mark.parametrize("double", [False, True])

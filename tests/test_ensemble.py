@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlbook.ensemble import Ensemble, EnsembleFunction, ensemble_backward, unpack
+from rlbook.ensemble import Ensemble, EnsembleFunction, backward_pass, unpack
 
 
 def plain(ensemble: Ensemble, x: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ def test_members_are_separate_networks(
 def test_chosen_members_are_rows_of_all() -> None:
     ensemble, x, chosen = Ensemble((3, 8, 2), members=5), torch.randn(4, 3), torch.tensor([3, 0])
     torch.testing.assert_close(ensemble.outputs(x, chosen), ensemble.outputs(x)[chosen])
-    torch.testing.assert_close(ensemble.run(x, chosen)[0], ensemble.run(x)[0][chosen])
+    torch.testing.assert_close(ensemble.values(x, chosen), ensemble.run(x)[0][chosen])
 
 
 def test_members_that_only_judge_get_no_gradient() -> None:
@@ -61,23 +61,40 @@ def test_members_that_only_judge_get_no_gradient() -> None:
     assert ensemble.weights.grad is None
 
 
-def test_unwanted_slopes_are_empty() -> None:
-    ensemble, x = Ensemble((3, 8, 1), members=2), torch.randn(4, 3)
+def test_unwanted_slopes_are_not_computed() -> None:
+    ensemble, x = Ensemble((3, 8, 1), members=4), torch.randn(4, 3)
     out, kept = ensemble.run(x)
-    weights, sizes, delta = ensemble.weights.detach(), ensemble.sizes, torch.ones_like(out)
-    x_slope, weight_slope = ensemble_backward(delta, kept, weights, sizes, wants_weights=False)
-    assert x_slope.numel() == weight_slope.numel() == 0
+    layers = unpack(ensemble.weights.detach(), ensemble.sizes)
+    stopped = backward_pass(torch.ones_like(out), kept[0], layers)
+    assert stopped.shape == (4, 4, 8)  # at the hidden layer: nobody asked for the inputs'
+
+
+@pytest.mark.parametrize("width", [8, 128])
+def test_wide_members_go_one_by_one_to_the_same_numbers(width: int) -> None:
+    torch.manual_seed(0)
+    ensemble, x = Ensemble((3, width, width, 2), members=4), torch.randn(5, 3)
+    out, kept = ensemble.run(x)
+    assert len(kept) == (4 if width == 128 else 1)
+    torch.testing.assert_close(out, plain(ensemble, x).detach())
+    torch.testing.assert_close(ensemble.values(x, torch.tensor([3, 1])), out[[3, 1]])
+
+
+def test_views_follow_weights_that_move() -> None:
+    ensemble, x = Ensemble((3, 8, 1), members=2), torch.randn(4, 3)
+    before = ensemble.run(x)[0]
+    torch.testing.assert_close(ensemble.double().run(x.double())[0].float(), before)
 
 
 def test_going_back_leaves_its_inputs_alone() -> None:
     ensemble, x = Ensemble((3, 8, 8, 1), members=2), torch.randn(4, 3)
     out, kept = ensemble.run(x)
-    delta, before = torch.randn_like(out), [copy.deepcopy(h) for h in kept]
+    delta, before = torch.randn_like(out), copy.deepcopy(kept)
     again = delta.clone()
-    first = ensemble.weight_slopes(delta, kept)
+    first = ensemble.weight_slopes(delta, kept).clone()
     assert torch.equal(first, ensemble.weight_slopes(delta, kept))
     assert torch.equal(delta, again)
-    assert all(torch.equal(a, b) for a, b in zip(kept, before, strict=True))
+    for group, old in zip(kept, before, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(group, old, strict=True))
 
 
 def test_weights_start_like_those_of_linear_layers() -> None:

@@ -21,7 +21,7 @@ from helpers import CHILDREN, in_child
 
 from rlbook.dqn import DQN
 from rlbook.envs import Evaluation
-from rlbook.progress import Progress, catch_signals
+from rlbook.progress import Progress, TerminalBar, catch_signals
 from rlbook.run import resume
 
 SMALL: dict[str, Any] = {
@@ -130,8 +130,8 @@ def test_a_resumed_run_does_not_count_the_steps_of_the_one_before(
     progress.shown = 0.0  # as if a tenth of a second had passed
     time.sleep(0.11)
     progress.step(900_001, {"loss": 0.5})
-    assert progress.bar is not None
-    facts = progress.bar.format_dict
+    assert isinstance(progress.display, TerminalBar)
+    facts = progress.display.bar.format_dict
     assert facts["n"] == 900_001 and facts["initial"] == 900_000
     assert facts["rate"] is None or facts["rate"] < 100
     progress.close(900_001)
@@ -143,7 +143,7 @@ def test_an_agent_without_a_loss_can_be_watched(monkeypatch: pytest.MonkeyPatch)
     progress.shown = 0.0
     progress.step(5, {"q_mean": 1.0})
     progress.close(10)
-    assert "loss" not in progress.notes
+    assert "loss" not in progress.tally.notes
 
 
 def test_switched_off_it_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,13 +56,13 @@ def test_one_subset_serves_a_whole_update(monkeypatch: pytest.MonkeyPatch) -> No
     agent = REDQ(**SMALL)
     agent.learn(64, progress=False)
     seen: list[torch.Tensor] = []
-    real = agent.target.run
+    real = agent.target.values
 
-    def run(x: Any, chosen: Any) -> Any:
+    def values(x: Any, chosen: Any) -> Any:
         seen.append(chosen)
         return real(x, chosen)
 
-    monkeypatch.setattr(agent.target, "run", run)
+    monkeypatch.setattr(agent.target, "values", values)
     for _ in range(30):
         agent.update(agent.sample())
     assert len(seen) == 30 and all(chosen.shape == (2,) for chosen in seen)

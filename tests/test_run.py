@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers import assert_same, assert_same_run, in_child, newest, run_until
+from helpers import TINY, assert_same, assert_same_run, in_child, newest, run_until
 
 from rlbook.agent import Transition
 from rlbook.checkpoint import CheckpointDirectory, CheckpointError, read_checkpoint
@@ -378,6 +378,22 @@ def test_a_loss_that_is_not_finite_names_the_step_and_the_last_good_checkpoint(
     assert all(torch.isfinite(part).all() for part in content["agent"]["online"].values())
     text = (tmp_path / "a" / "metrics.jsonl").read_text()
     assert "NaN" not in text and "Infinity" not in text
+
+
+def test_weights_that_are_not_finite_never_reach_a_checkpoint(tmp_path: Path) -> None:
+    agent = DQN(**TINY, run_dir=str(tmp_path / "a"))
+    real = agent.update
+
+    def update(batch: Any) -> Any:
+        result = real(batch)  # its loss is finite, whatever happens to the weights after it
+        if agent.global_step == 150:
+            agent.weights.data[3] = math.inf
+        return result
+
+    agent.update = update  # type: ignore[method-assign]
+    with pytest.raises(RunFailed, match=r"stopped at step 150 because .* is not finite any more"):
+        train(agent, progress=False)
+    assert newest(tmp_path / "a")["agent"]["global_step"] == 100
 
 
 def test_a_loss_that_is_not_finite_without_a_checkpoint_says_so(tmp_path: Path) -> None:

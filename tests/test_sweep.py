@@ -37,22 +37,26 @@ from rlbook.sweep import (
 )
 
 
-@pytest.fixture(scope="session")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], list[str]]:
-    """A sweep of two variants and two seeds in processes: its folder, its result, what it said."""
-    folder = tmp_path_factory.mktemp("swept")
-    said: list[str] = []
-    result = sweep(
+def small_sweep(folder: Path, say: Callable[[str], None], **own: Any) -> dict[str, Any]:
+    """Sweep two variants and two seeds in processes, or go on where they are."""
+    return sweep(
         "dqn",
         TINY,
         variants={"plain": {}, "fast & wide": {"lr": 0.01, "hidden": [16]}},
         seeds=2,
         directory=folder / "runs",
         out=folder / "x.json",
-        command="rlbook sweep dqn",
-        say=said.append,
+        say=say,
+        **own,
     )
-    return folder, result, said
+
+
+@pytest.fixture(scope="session")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], list[str]]:
+    """A small sweep that is done: its folder, its result, what it said."""
+    folder = tmp_path_factory.mktemp("swept")
+    said: list[str] = []
+    return folder, small_sweep(folder, said.append, command="rlbook sweep dqn"), said
 
 
 Swept = tuple[Path, dict[str, Any], list[str]]
@@ -97,15 +101,7 @@ def test_a_second_call_repeats_nothing(swept: Swept) -> None:
     files = [p for p in (folder / "runs").glob("*/*/**/*") if p.is_file()]
     before = {path: path.stat().st_mtime_ns for path in files}
     said: list[str] = []
-    again = sweep(
-        "dqn",
-        TINY,
-        variants={"plain": {}, "fast & wide": {"lr": 0.01, "hidden": [16]}},
-        seeds=2,
-        directory=folder / "runs",
-        out=folder / "x.json",
-        say=said.append,
-    )
+    again = small_sweep(folder, said.append)
     assert said[0] == "4 of 4 runs are finished already." and len(said) == 2
     assert {path: path.stat().st_mtime_ns for path in files} == before
     assert again["runs"] == result["runs"] and again["seconds"] >= result["seconds"]

@@ -108,7 +108,7 @@ def main() -> None:
         "versions": versions(),
         "created": datetime.date.today().isoformat(),
         "seconds": short(sum(sum(run["seconds"]) for run in runs.values())),
-        "runs": runs,
+        "measured": runs,
     }
     options.out.write_text(json.dumps(result, indent=1) + "\n")
 
