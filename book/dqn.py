@@ -87,21 +87,26 @@ print(f"last evaluation of each of {len(finals)} seeds:", *finals)
 assert min(finals) >= 475
 
 # %% [markdown]
-# The pole falls after about 22 steps when you push at random; an episode ends with the return 500
-# at the latest. Every one of the ten seeds ends at 475 or more.
+# The task is CartPole: a cart carries a pole, you push it to the left or to the right, and each step
+# pays 1 until the pole falls or the cart leaves the track. That takes about 22 steps if you push at
+# random; an episode is cut off at 500. Every one of the ten seeds ends at 475 or more.
 #
 # ## The problem: a table does not scale
 #
 # Q-learning (Watkins 1989) keeps a table: for each state $s$ and action $a$ the value $Q(s, a)$, the
-# discounted sum of the rewards that follow if you take $a$ now and act well afterwards. After each
-# step it moves one entry towards what it has just seen:
+# discounted sum of the rewards that follow if you take $a$ now and act well afterwards. It is also
+# called the Q-value. After each step the table moves one entry towards what it has just seen:
 #
 # $$Q(s, a) \leftarrow Q(s, a) + \alpha \bigl(r + \gamma \max_{a'} Q(s', a') - Q(s, a)\bigr)$$
 #
-# The state of CartPole is four real numbers, so for a table each must be cut into bins. With $b$
-# bins a number there are $b^4$ states. Few bins cannot tell a pole that falls from one that rights
-# itself. Many bins are mostly never seen: what the agent learns in one bin says nothing about the
-# bin next to it. Let us measure this, 20,000 steps each.
+# Here $r$ is the reward of the step, $s'$ the state that it led to, and $a'$ runs over the actions there.
+# The discount $\gamma$, a little below 1, says how much less a reward counts one step later. The
+# learning rate $\alpha$ says how far the entry moves.
+#
+# The state of CartPole is four real numbers, so for a table each must be cut into bins. With 8 bins
+# for each number there are $8^4 = 4096$ states, with 32 there are over a million. Few bins cannot tell
+# a pole that falls from one that rights itself. Many bins are mostly never seen: what the agent learns
+# in one bin says nothing about the bin next to it. Let us measure this, 20,000 steps each.
 
 
 # %%
@@ -173,13 +178,14 @@ assert table_results[:, -1, 1].max() < 0.01  # what is seen of the finest table
 # (−2, 1) gives −1, which ReLU makes 0, and 0 in the end.
 #
 # The way back, from the slope of a loss in the output to its slope in the weights, is the chain rule
-# layer by layer. A layer $x \mapsto W x + b$ with the slope $g$ behind it has the slopes $g x^\top$ in
-# $W$, $g$ in $b$ and $W^\top g$ in its input; a ReLU lets a slope pass where it was open. PyTorch can do
-# all that by itself, and most later chapters leave it to PyTorch. At the size of this network, though,
-# the bookkeeping costs more than the arithmetic, and the rule is a few lines: `trace` keeps what each
-# layer saw, `backward` walks back. (`threshold_backward` is what PyTorch itself calls for ReLU.)
+# layer by layer. If $g$ is the slope of the loss in the output of a layer $x \mapsto W x + b$, then the
+# slopes are $g x^\top$ in $W$, $g$ in $b$ and $W^\top g$ in $x$; a ReLU lets a slope pass where its input
+# was above 0, where it is *open*, and no slope elsewhere. PyTorch can do all that by itself, and most
+# later chapters leave it to PyTorch. At the size of this network, though, the bookkeeping costs more
+# than the arithmetic, and the rule is a few lines: `trace` keeps what each layer saw, `backward` walks
+# back. (`threshold_backward` is what PyTorch itself calls for ReLU.)
 #
-# By hand: with the slope 1 behind the output of (2, −1), the second layer has the slopes (1, 1), which
+# By hand: with the slope 1 in the output for (2, −1), the second layer has the slopes (1, 1), which
 # its inputs were; each hidden unit has 1, so each row of the first layer has the slopes (2, −1). For
 # (−2, 1) both units were shut, and only the last bias hears of it.
 
@@ -281,8 +287,8 @@ with torch.no_grad():
 #
 # $Q^-$ is the *target network*, an older copy of the network that you train; its section comes soon.
 #
-# The maximum is optimistic: if the values are noisy, it picks the noise that points up. **Double
-# DQN** splits the work in two: the online network chooses the action, the target network says what it
+# The maximum is optimistic: if the values are noisy, it picks the noise that points up, which is called
+# overestimation. **Double DQN** splits the work in two: the online network chooses the action, the target network says what it
 # is worth. A value that is too high by chance in one network is rarely so in the other.
 #
 # By hand: reward 1, discount 0.9, target values (5, 2), online values (0, 3). Plain DQN takes the
@@ -325,7 +331,7 @@ assert torch.allclose(double_target, torch.tensor([2.8, 1.0]))
 #
 # $$L(\theta) = \frac{1}{B} \sum_{i=1}^{B} \bigl(Q_\theta(s_i, a_i) - y_i\bigr)^2,$$
 #
-# with no gradient through $y$. It is a pure function of tensors: no network, no agent, nothing that
+# where $y$ counts as a given number: no gradient flows through it. The loss is a pure function of tensors: no network, no agent, nothing that
 # you cannot type by hand. It also guards against the most expensive bug of this field. If one vector
 # has the shape (batch, 1) and another (batch,), PyTorch broadcasts their difference to
 # (batch, batch), and the mean of that is a number that looks like a loss:
@@ -440,10 +446,11 @@ assert gradient.tolist() == [[-0.5, 0.0], [0.0, 0.5]] and named["loss"] == 1.0
 # errors can chase themselves upwards. So the targets come from a copy that follows slowly. Two ways
 # are common, and one formula serves both:
 #
-# $$\theta^- \leftarrow (1 - \tau)\,\theta^- + \tau\,\theta \qquad\text{every } k \text{ updates}$$
+# $$\theta^- \leftarrow (1 - \tau)\,\theta^- + \tau\,\theta$$
 #
-# With $\tau = 1$ and a large $k$ the copy is made at intervals, as in the paper. With $k = 1$ and a
-# small $\tau$ it trails behind at every update, which is called Polyak averaging.
+# at every `target_every`-th update. With $\tau = 1$ and a large interval it is a copy now and then, as
+# in the paper. With a small $\tau$ at every update the target network trails behind, which is called
+# Polyak averaging.
 #
 # By hand: target weights 0, online weights 1, $\tau = 0.1$: after one step 0.1, after two
 # $0.9 \cdot 0.1 + 0.1 = 0.19$.
@@ -469,12 +476,13 @@ assert slow.weight.item() == 1.0
 # ## Exploring
 #
 # A greedy agent only learns about the actions that it already likes. So with probability
-# $\varepsilon$ it plays at random, and $\varepsilon$ falls from 1 to a floor while it learns. The
-# steps are environment steps, of all environments together:
+# $\varepsilon$ it plays at random, which is called epsilon-greedy, and $\varepsilon$ falls from 1 to a
+# floor while it learns. The steps $t$ are environment steps, of all environments together:
 #
-# $$\varepsilon_t = \max\Bigl(\varepsilon_{\min},\; 1 - (1 - \varepsilon_{\min})\,\tfrac{t}{T}\Bigr)$$
+# $$\varepsilon_t = \max\Bigl(\varepsilon_{\min},\; 1 - (1 - \varepsilon_{\min})\,\tfrac{t}{T_\varepsilon}\Bigr)$$
 #
-# By hand: with a floor of 0.1 reached after 100 steps, step 50 is halfway, so $\varepsilon = 0.55$.
+# where $T_\varepsilon$ is the setting `epsilon_steps`. By hand: with a floor of 0.1 reached after 100
+# steps, step 50 is halfway, so $\varepsilon = 0.55$.
 
 # %%
 #| export
@@ -710,8 +718,8 @@ assert sum(due) == len(range(102, 125, 3))  # one for every third step after the
 # chance, `observe` turns steps into n-step rows, `sample` draws a batch, `update` is one gradient
 # step. Compare `update` with the equations: target values, loss, gradient step, target network.
 #
-# One thing is there for speed. Where many updates follow one another, as in the RL Zoo's settings for
-# CartPole (128 of them after every 256 steps, the target copied after every 10), the target network
+# One thing is there for speed. Where many updates follow one another, as in the settings for CartPole of
+# the RL Zoo, a collection of tuned agents (128 of them after every 256 steps, the target copied after every 10), the target network
 # rests between its copies, so it can value the successors of several batches in one pass. `batches`
 # draws them together and hands them out one by one. The result is that of one batch at a time.
 

@@ -14,11 +14,11 @@
 # %% [markdown]
 # # DRQN: an agent that remembers
 #
-# A Q-network sees one observation at a time. Where one observation does not tell all, no amount of
-# training helps it. In this chapter you give DQN a memory: an LSTM between the observations and the
+# A Q-network sees one observation at a time. Where one observation does not tell all, which is called
+# partial observability, no amount of training helps it. In this chapter you give DQN a memory: an LSTM between the observations and the
 # values, a replay buffer that keeps pieces of episodes instead of single steps, and a loss over
-# sequences. At the end an agent that sees neither speed of the cart nor speed of the pole balances
-# it, and you can read the hidden speeds off its memory.
+# sequences. At the end an agent that sees neither the speed of the cart nor that of the pole keeps the
+# pole up, and you can read the hidden speeds off its memory.
 #
 # | | |
 # |---|---|
@@ -80,7 +80,7 @@ torch.set_num_threads(1)  # small networks: more threads only wait for each othe
 
 # %% [markdown]
 # This is what the memory buys, on CartPole with both velocities hidden. Each curve is the mean of
-# five seeds with its 95 % interval; the commands that made them stand in the files.
+# five seeds with its 95 % interval; the commands that made them stand above the figure.
 
 # %% tags=["hide-input"]
 figure, ax = plt.subplots()
@@ -161,9 +161,14 @@ assert success(forgetful) == 0.5
 # the *hidden state* $h_t$, which is what it says. Three gates between 0 and 1 decide what is
 # forgotten, written and said:
 #
-# $$f, i, o = \sigma(W x_t + U h_{t-1} + b), \qquad
-#   c_t = f \odot c_{t-1} + i \odot \tanh(W_c x_t + U_c h_{t-1} + b_c), \qquad
-#   h_t = o \odot \tanh c_t.$$
+# $$\begin{aligned}
+#   z^f, z^i, z^o &= \sigma(W x_t + U h_{t-1} + b), \\
+#   c_t &= z^f \odot c_{t-1} + z^i \odot \tanh(W_c x_t + U_c h_{t-1} + b_c), \\
+#   h_t &= z^o \odot \tanh c_t.
+# \end{aligned}$$
+#
+# Here $x_t$ is the input of the LSTM, $\sigma$ the logistic function, which maps any number to one
+# between 0 and 1, and $\odot$ the product entry by entry.
 #
 # The network is an encoder (the layers of DQN), one LSTM, and a linear head that turns $h_t$ into
 # the value of each action. Two rules make it an agent's memory. At the start of an episode it is
@@ -219,8 +224,8 @@ class LSTMQNetwork(nn.Module):
 
 # %% [markdown]
 # By hand: an LSTM of one unit that latches. Its input is 1 when a cue shows and else 0. The input
-# gate is open only with a cue, $i = \sigma(20x - 10)$; it then writes $\tanh(9x) \approx 1$; the
-# forget gate keeps everything, $f = \sigma(10) \approx 1$; and the output gate is open too. So from
+# gate is open only with a cue, $z^i = \sigma(20x - 10)$; it then writes $\tanh(9x) \approx 1$; the
+# forget gate keeps everything, $z^f = \sigma(10) \approx 1$; and the output gate is open too. So from
 # the cue on the cell is 1 and the hidden state $\tanh 1 = 0.76$, until the episode ends.
 
 # %%
@@ -260,7 +265,7 @@ assert torch.allclose(whole, torch.stack(steps), atol=1e-6)
 # A single transition no longer teaches: the value of its observation depends on what came before.
 # So the buffer keeps *chunks*, pieces of at most `length` steps of one episode. A chunk is one row
 # of bytes, as a transition is in [replay](replay.ipynb), so that drawing a batch is still one
-# gather. Because the observation after a step is the one before the next, a chunk needs just one
+# copy of rows. Because the observation after a step is the one before the next, a chunk needs just one
 # observation more than it has steps. The memory before its first step lies beside it.
 
 # %%
@@ -288,12 +293,13 @@ def chunk_dtype(inputs: int, units: int, length: int) -> np.dtype:
 # says so. That makes every chunk a single call of the LSTM.
 #
 # n-step returns fit in as well. Within a chunk that starts at step 0 and has its last observation
-# at $L$, the return of step $t$ looks $k = \min(n, L - t)$ steps ahead:
+# at $\ell$, the return of step $t$ looks $k = \min(n, \ell - t)$ steps ahead:
 #
 # $$G_t = \sum_{j=0}^{k-1} \gamma^j r_{t+j}, \qquad
-#   y_t = G_t + \gamma^k \max_a Q(o_{t+k}, a)\,[\text{not terminated}].$$
+#   y_t = G_t + \gamma^k \,(1 - \texttt{terminated}) \max_{a'} Q^-(o_{\le t+k}, a').$$
 #
-# Near the end of the chunk the return is shorter, never wrong: it bootstraps at $o_L$ with the
+# $o_{\le t}$ is all that was seen up to step $t$: the memory makes the value depend on it. Near the end
+# of the chunk the return is shorter, never wrong: it bootstraps at $o_\ell$ with the
 # discount of the steps actually taken, and only a *terminated* episode has no value there. The
 # buffer computes this once, when a chunk closes.
 
@@ -331,7 +337,8 @@ assert chunk["bootstrap"][:3].tolist() == [2, 3, 3]
 assert chunk["terminated"][:3].tolist() == [False, True, True]
 
 # %% [markdown]
-# Networks read time first, so a batch is turned round once, when it becomes tensors.
+# `nn.LSTM` wants time as the first dimension and the batch as the second, so a batch is turned round
+# once, when it becomes tensors.
 
 # %%
 #| export
@@ -820,7 +827,8 @@ def train_drqn(config: DRQNConfig, progress: bool = True) -> RunResult:
 
 # %% [markdown]
 # Two promises to check. With ε = 1 all actions are random, and the memory still moves as it does
-# when they are greedy. And the memory of an episode that starts is that of nobody else:
+# when they are greedy. And where an episode starts the memory is empty,
+# while the other environments keep theirs:
 
 # %%
 agent = finished.DRQN("CartPole-v1", num_envs=3)

@@ -240,8 +240,8 @@ plt.show()
 # ## The model
 #
 # **The encoder** is a stack of convolutions. Two are on offer: `nature`, the one of DQN (Mnih et al.
-# 2015), and `small`, three layers of 3 × 3 that make do with small images. A layer with a kernel of
-# width $k$ and stride $s$ turns a side of $x$ pixels into $\lfloor (x - k)/s \rfloor + 1$. Going
+# 2015), and `small`, three layers of 3 × 3 that make do with small images. A layer turns a
+# side of $x$ pixels into $\lfloor (x - \text{kernel})/\text{stride} \rfloor + 1$. Going
 # backwards from one last pixel says which image is the smallest that fits.
 #
 # By hand, for `small`: the last layer needs 3 pixels to make one; the second, with stride 2, needs
@@ -435,7 +435,7 @@ assert who == {"encoder": False, "actor": True, "critic": False}
 #
 # The actor is deterministic, so exploring is adding noise, with a standard deviation $\sigma$ that
 # falls linearly while the agent takes its steps. The same noise makes the actions of an update, but
-# there it is clipped to $\pm c$: one wants to know the value *near* the policy's action. The sum is
+# there it is clipped: one wants to know the value *near* the policy's action. The sum is
 # kept within $[-1, 1]$.
 #
 # One trap: `clamp` has no gradient where it clamps, and an actor near the bounds would learn from
@@ -473,7 +473,7 @@ assert noisy.item() == 1.0 and action.grad.item() == 1.0  # clamped, and yet wit
 #
 # $$y = \underbrace{r_t + \dots + \gamma^{n-1} r_{t+n-1}}_{\texttt{reward}}
 #   + \underbrace{\gamma^n}_{\texttt{discount}} (1 - \texttt{terminated})
-#   \min_{k=1,2} Q^-_k\bigl(f(s_{t+n}), \pi(f(s_{t+n})) + \text{noise}\bigr)$$
+#   \min_i Q^-_i\bigl(f(s_{t+n}), \pi(f(s_{t+n})) + \text{noise}\bigr)$$
 #
 # and the loss is the squared distance to it, summed over both critics. The encoder has no slow copy.
 #
@@ -526,7 +526,7 @@ assert metrics["td_error_abs"].item() == 1.5
 # unbounded action $u = 10$ its slope is about $10^{-8}$, and the actor never comes back. So $u$ costs a
 # little, $\lambda u^2$. With $\lambda = 0.01$ that is nothing to an actor that has a reason:
 #
-# $$L_\pi = -\min_k Q_k\bigl(f(s), \tanh(u)\bigr) + \lambda\, u^2, \qquad u = \pi(f(s))$$
+# $$L_\pi = -\min_i Q_i\bigl(f(s), \tanh(u)\bigr) + \lambda\, u^2, \qquad u = \pi(f(s))$$
 #
 # By hand: opinions 5 and 3, $u = (1, -3)$, $\lambda = 0.01$: $-3 + 0.01 \cdot (1 + 9)/2 = -2.95$.
 

@@ -122,7 +122,7 @@ first_bias -= 0.5
 # %% [markdown]
 # ## Forward
 #
-# Every member sees the same inputs. The pass keeps the input of each layer, $h_0 = x$, $h_1$, …,
+# Every member sees the same inputs. The pass keeps the input of each layer, $x_0 = x$, $x_1$, …,
 # because the way back needs them. ReLU works in place, between the layers and not after the last.
 # The same lines serve one network and many: `baddbmm` is `addmm`, a product plus a bias, for a stack
 # of matrices.
@@ -154,11 +154,11 @@ assert forward_pass(x, unpack(rows[1], SIZES))[0].tolist() == [[1.5], [0.0]]  # 
 # ## Backward
 #
 # Say you know $\delta$, the slope of a loss with respect to the outputs. The chain rule goes back
-# layer by layer. With $h$ the input of a layer and $\delta$ the slope at its output,
+# layer by layer. With $x$ the input of a layer and $\delta$ the slope at its output,
 #
-# $$\frac{\partial}{\partial W} = h^\top \delta, \qquad
+# $$\frac{\partial}{\partial W} = x^\top \delta, \qquad
 # \frac{\partial}{\partial b} = \sum_{\text{batch}} \delta, \qquad
-# \delta \leftarrow \delta\, W^\top \text{, and zero where ReLU was shut } (h = 0).$$
+# \delta \leftarrow \delta\, W^\top \text{, and zero where ReLU was shut } (x = 0).$$
 #
 # Both gradients are wanted when critics learn; when they only judge, while a policy learns, the
 # slope with respect to their input is enough, and the gradients of the weights, a third of all
@@ -447,7 +447,7 @@ assert as_one[-1] < as_list[-1]
 # <details>
 # <summary>Solution</summary>
 #
-# One forward, one for the gradient of the middle weights ($h^\top\delta$), one to bring $\delta$
+# One forward, one for the gradient of the middle weights ($x^\top\delta$), one to bring $\delta$
 # back through them: three. A member that judges needs the first and the last. The thin first and
 # last layers hardly count: they have 5 and 1 of 262 rows.
 #
@@ -501,8 +501,8 @@ for example in ([[0.5, 0.25]], [[0.5, -1.0]]):
 # <details>
 # <summary>Solution</summary>
 #
-# Yes: the bias becomes the last row of the weights, and its gradient comes with $h^\top\delta$. But
-# the column has to be written into every $h$, and 257 is an awkward width for a processor that
+# Yes: the bias becomes the last row of the weights, and its gradient comes with $x^\top\delta$. But
+# the column has to be written into every $x$, and 257 is an awkward width for a processor that
 # multiplies eight or sixteen numbers at a time.
 #
 # ```python

@@ -322,7 +322,7 @@ assert corner.tolist() == [255, 255, 255, 255]  # white, and no transparency
 #
 # $$\bar x \;\pm\; t_{n-1}\,\frac{s}{\sqrt n}, \qquad s^2 = \frac{1}{n-1}\sum_i (x_i - \bar x)^2$$
 #
-# holds that mean in 95 % of experiments, where $t_{n-1}$ is the 97.5 % point of Student's
+# holds that mean in 95 % of experiments: it is a 95 % confidence interval. Here $t_{n-1}$ is the 97.5 % point of Student's
 # distribution. It is 1.96 for many seeds, 2.78 for five and 12.7 for two: the factor is the price
 # of having estimated $s$ from the same few numbers.
 #

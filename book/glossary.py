@@ -102,11 +102,8 @@
 #
 # ### Off-policy
 #
-# Learning about one policy from actions that another one chose, so that old data can be replayed.
-#
-# ### On-policy
-#
-# Learning only from actions that the present policy chose; replay is not possible.
+# Learning about one policy from actions that another one chose, so that old data can be replayed. An
+# *on-policy* algorithm learns only from actions that the present policy chose, and cannot.
 
 # %% [markdown]
 # ## Exploring and remembering
@@ -200,9 +197,9 @@
 # A file with everything that a run needs to go on: weights, optimisers, buffer, counters,
 # generators. See [Checkpoints](checkpoint.ipynb).
 #
-# ### Greedy evaluation
+# ### Greedy episode
 #
-# Playing episodes without random actions, in environments of their own.
+# An episode without random actions, in an environment of its own: evaluations are made of these.
 #
 # ### Ablation
 #
@@ -217,3 +214,40 @@
 #
 # The line in a module that names the chapter and the heading where the code below it is taught. See
 # [From chapter to library](tangle.ipynb).
+
+# %% [markdown]
+# ## Where each word comes first
+#
+# A word that no chapter uses does not belong here. The cell looks for each of them in the text of all
+# chapters, in the order of the book; the site links the first use in a chapter to this page.
+
+# %%
+import re
+
+import nbformat
+from IPython.display import Markdown
+
+from rlbook.tangle import find_root, read_toc
+
+
+def prose(chapter: str) -> str:
+    """Return the text of a chapter, without code."""
+    cells = nbformat.read(f"{chapter}.ipynb", as_version=4).cells
+    text = "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    return re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)
+
+
+texts = {name: prose(name) for name in read_toc(find_root()) if name not in ("index", "glossary")}
+titles = {name: re.search("^# (.+?)(:.*)?$", text, re.MULTILINE)[1] for name, text in texts.items()}
+homes = {}
+for term in re.findall(r"^### (.+)$", prose("glossary"), flags=re.MULTILINE):
+    pattern = re.compile(rf"(?<![\w-]){re.escape(term)}(s|es)?(?![\w-])", flags=re.IGNORECASE)
+    homes[term] = [name for name, text in texts.items() if pattern.search(" ".join(text.split()))]
+assert all(homes.values()), [term for term, names in homes.items() if not names]
+
+# %% tags=["hide-input"]
+rows = ["| word | comes first in | and in how many other chapters |", "|---|---|---|"]
+for term, (first, *others) in sorted(homes.items(), key=lambda item: item[0].lower()):
+    anchor = term.lower().replace(" ", "-")
+    rows.append(f"| [{term}](#{anchor}) | [{titles[first]}]({first}.ipynb) | {len(others)} |")
+Markdown("\n".join(rows))

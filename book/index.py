@@ -14,40 +14,35 @@
 # %% [markdown]
 # # Deep reinforcement learning, a sourcebook
 #
-# **A book that runs.** Each chapter builds one algorithm from nothing: model, buffer, loss and
-# trainer, with one small example by hand before each piece of code. The cells of a chapter are
-# exported into a Python package, so what you read is what you import; and since the tests execute
-# every chapter, with asserts on the numbers that it shows, the book is its own test suite.
+# **A book that runs.** Each chapter builds one algorithm from nothing, with an example by hand before
+# each piece of code. Its cells are also a Python package, so what you read is what you import; and the
+# tests run every chapter, with asserts on the numbers that it shows.
 #
-# ![A pole that is balanced, an arm that is swung up: trained agents](_static/agents.gif)
+# ![An arm that a DQN agent swings up](_static/agent_dqn.gif)
+# ![A pole that a DRQN agent balances without seeing speeds](_static/agent_drqn.gif)
+# ![A pendulum that a SAC agent swings up](_static/agent_sac.gif)
+# ![A point that a DrQ-v2 agent moves to its goal, from pixels](_static/agent_drqv2.gif)
 #
-# **For whom?** For students and engineers with a laptop and no GPU who want to see an idea work
-# within a minute, trust the numbers, and take the code into their own scripts.
+# **For whom?** For students and engineers with a laptop and no GPU who want to see an idea work within
+# a minute, trust the numbers, and take the code into their own scripts.
 #
-# **What can you do in five minutes?** Train an agent and look at it, in the shell or in Python:
+# **In five minutes** you can train an agent and look at it. The agents above were trained by the first
+# of these lines and drawn by the second, with shipped settings and seed 0:
 #
 # ```
-# rlbook train dqn --config cartpole --run-dir runs/a
+# rlbook train sac --config pendulum --run-dir runs/a    # a minute or two
 # rlbook watch runs/a --out agent.gif
 # ```
 #
-# ```python
-# from rlbook.dqn import DQN
-#
-# agent = DQN("CartPole-v1", seed=1)
-# agent.learn(20_000)
-# print(agent.evaluate(episodes=10).mean)
-# ```
-#
-# The agents above were trained by the first of these commands, with the settings that are shipped
-# for each environment and seed 0, and drawn by the second; `book/_ext/animation.py` puts them side
-# by side.
+# Or read on: below, an agent learns in the page itself. Then [DQN](dqn.ipynb) is where the algorithms
+# start, and [the timeline](timeline.ipynb) shows what is built on what.
 
 # %% [markdown]
 # ## Five minutes
 #
-# Below, in this very cell, an agent learns to balance a pole. It plays at random at first; nobody tells
-# it the laws of motion.
+# In this very cell an agent learns to balance a pole. It plays at random at first; nobody tells it the
+# laws of motion. From Python, three lines do it: make an agent, let it learn, and `evaluate` or
+# `predict`.
 
 # %%
 import os

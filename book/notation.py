@@ -14,8 +14,8 @@
 # %% [markdown]
 # # Notation
 #
-# The symbols of the book and the names that stand for them in the code. A symbol means the same in
-# every chapter; where papers use one letter for two things, the chapter is named.
+# The symbols of the book and the names that stand for them in the code. One symbol has one meaning,
+# but for a few letters that papers use twice: these have [a table of their own](#letters-with-two-meanings).
 #
 # ## Steps and episodes
 #
@@ -23,7 +23,7 @@
 # |---|---|---|
 # | $t$ | `step`, `time` | the number of a step; as an index, the time at which something is known |
 # | $s$, $s_t$ | `obs` | a state, when the observation shows all of it |
-# | $o$, $o_t$ | `obs` | an observation, when it hides a part of the state ([DRQN](drqn.ipynb)) |
+# | $o$, $o_t$ | `obs` | an observation, when it may hide a part of the state; $o_{\le t}$ is all that was seen up to $t$ |
 # | $a$, $a_t$ | `action` | an action |
 # | $r$, $r_t$ | `reward` | the reward for the action $a_t$ |
 # | $s'$, $a'$ | `next_obs`, `next_action` | the state after it, and an action there |
@@ -32,22 +32,29 @@
 # | $k$ | | the steps that were really taken, at most $n$: fewer at the end of an episode |
 # | $\gamma^k$ | `discount` | what the value after those steps counts |
 # | $G$, $G_t$ | `reward` of a stored row | the discounted sum of $k$ rewards |
-# | $T$ | `max_episode_steps` | the length at which an episode is cut off; in $\varepsilon_t$, the steps of the schedule |
+# | $T$ | `max_episode_steps` | the length of an episode, or the one at which it is cut off |
+# | $\ell$ | `chunk_length` | the length of a chunk |
 #
 # ## Values, policies and their networks
 #
 # | symbol | in the code | meaning |
 # |---|---|---|
-# | $V(s)$ | `value` | the discounted return to expect from a state |
-# | $Q(s, a)$ | `q` | the same, if the first action is $a$ |
+# | $V$, $V(s)$ | `value` | the discounted return to expect from a state |
+# | $Q$, $Q(s, a)$ | `q` | the same, if the first action is $a$; $Q_i$ is that of critic $i$ |
 # | $\theta$ | `network`, `online` | the weights that are trained |
 # | $\theta^-$, $Q^-$ | `target`, `next_q_target` | the weights of the target network, and its values |
 # | $\tau$ | `tau` | the share by which the target network moves at each of its updates |
+# | $x$, $W$, $b$ | `x`, `weight`, `bias` | the input of a layer, its weights and its bias: $x \mapsto W x + b$ |
+# | $g$ | `slope` | the slope of a loss at the output of a layer |
+# | $h_t$, $c_t$ | `state` | what an LSTM says, and its cell, which is what it remembers |
+# | $z^f$, $z^i$, $z^o$, $U$ | | the gates of an LSTM (forget, input, output), and its weights for $h_{t-1}$ |
+# | $f$ | `encoder` | the network that turns an image into features |
 # | $\pi(a \mid s)$ | `actor` | a policy: the probability, or the density, of an action |
-# | $\mu$, $\sigma$ | `mean`, `std` | the mean and the spread of a Gaussian policy before it is squashed |
-# | $u$ | | the action before it is squashed: $a = \tanh u$ |
+# | $\mu$, $\sigma$ | `mean`, `std` | the mean and the spread of a Gaussian policy before it is squashed, or of noise |
+# | $u$ | `unbounded` | the action before it is squashed: $a = \tanh u$ |
+# | $\alpha$ | `alpha` | the temperature: what entropy is worth |
 # | $\bar{\mathcal H}$ | `target_entropy` | the entropy that the temperature aims at |
-# | $N$, $M$ | `critics`, `subset` | critics of an ensemble, and those that make one target (REDQ); in R2D2, $N$ chunks are stored |
+# | $N$, $M$ | `critics`, `subset` | critics of an ensemble, and those that make one target |
 #
 # ## Learning
 #
@@ -55,28 +62,48 @@
 # |---|---|---|
 # | $y$, $y_t$ | `target` | what a value is trained towards |
 # | $\delta$ | `td_error` | the TD error, $Q(s, a) - y$ |
-# | $L$ | `loss` | a loss; as the end of a chunk in DRQN, its length |
-# | $B$, $b$ | `batch_size` | the size of a batch, and the place in it |
-# | $m_{t,b}$ | `mask` | 1 for a step that counts, 0 for padding |
-# | $\varepsilon$ | `epsilon` | the probability of a random action |
-# | $\epsilon$ | | a small constant in R2D2's value rescaling; a draw of Gaussian noise in SAC |
-# | $\alpha$ | `alpha`, `lr` | learning rate of a table (DQN, Environments); power of a priority (R2D2); temperature (SAC) |
-# | $\beta$ | `beta` | the power of an importance weight |
-# | $\eta$ | `eta` | the share of the largest TD error in a priority |
+# | $L$ | `loss` | a loss; $L_\pi$ is that of an actor, $L_\alpha$ that of the temperature |
+# | $B$ | `batch_size` | the size of a batch |
+# | $m_{t,b}$ | `mask` | 1 for a step that counts, 0 for padding; $b$ is the place in the batch |
+# | $\varepsilon$, $T_\varepsilon$ | `epsilon`, `epsilon_steps` | the probability of a random action, and the steps in which it falls |
+# | $p_i$, $\eta$ | `eta` | the priority of chunk $i$, and the share of the largest TD error in it |
 # | $P(i)$, $w_i$ | `weights` | the chance that chunk $i$ is drawn, and its importance weight |
-# | $\Delta y$, $\Delta x$, $p$ | `pad` | the shift of an image down and to the right, and the padding that makes room for it (DrQ-v2) |
-# | $\lambda$ | | what a large action costs before it is squashed (DrQ-v2) |
-# | $h$, $h_t$, $c_t$ | `state` | output and cell of an LSTM; $h(x)$ and $h^{-1}(x)$ are R2D2's value rescaling |
+# | $\beta$ | `beta` | the power of an importance weight |
+# | $\Delta y$, $\Delta x$ | | the shift of an image, down and to the right |
+# | $\lambda$ | `penalty` | what a large action costs before it is squashed |
 #
 # ## Statistics
 #
 # | symbol | meaning |
 # |---|---|
 # | $\bar x$, $s$ | mean and standard deviation of a sample; over seeds unless it says otherwise |
+# | $\sigma$ | the standard deviation that a sample is drawn from |
 # | $t_{n-1}$ | the 97.5 % point of Student's distribution with $n - 1$ degrees of freedom |
 # | $\bar x \pm t_{n-1}\, s / \sqrt n$ | the 95 % interval of a mean, drawn as a band |
 # | $\rho_k$ | the correlation of a sequence with itself, $k$ steps later |
-# | $\Phi$ | the probability that a standard Gaussian stays below a number |
+# | $P$, $\Phi$ | a probability; the probability that a standard Gaussian stays below a number |
+# | $R^2$ | how much of a quantity a fit explains: 1 for all, 0 for nothing |
+#
+# ## Letters with two meanings
+#
+# Where a letter is so well known in two places that another one would puzzle you more, it stays:
+#
+# | letter | above it is | but also |
+# |---|---|---|
+# | $\alpha$ | the temperature (SAC, REDQ) | the learning rate of a table (Environments, DQN); the power of a priority (R2D2) |
+# | $\delta$ | the TD error | the slope $g$ at the output of a layer, where critics learn by hand (Ensembles) |
+# | $\epsilon$ | a draw of Gaussian noise (SAC) | the small constant of R2D2's value rescaling |
+# | $\sigma$ | a spread | the logistic function inside an LSTM (DRQN) |
+# | $\pi$ | a policy | the number 3.14… in a Gaussian density |
+# | $h$ | the output of an LSTM | R2D2's value rescaling, $h(x)$ and $h^{-1}(x)$ |
+# | $N$ | the critics of an ensemble (REDQ) | the chunks in a buffer (R2D2) |
+# | $n$ | the steps of a return | the size of a sample; how often an action was tried (The agent) |
+# | $p$ | a priority (R2D2) | the padding around an image (DrQ-v2) |
+# | $b$ | the bias of a layer | the place in a batch |
+# | $s$, $t$ | a state, a time | in statistics, those of the table before; $s$ is also the number of a run (Environments) |
+#
+# The letters $i$ and $j$ count whatever stands beside them; $d$, $e$, $\rho$ and $R$ mean what the
+# sentence says in which they stand.
 #
 # ## Arrays
 #
@@ -87,3 +114,51 @@
 # - A curve over several seeds is a mean with the interval above.
 #
 # What the words mean stands in the [glossary](glossary.ipynb).
+
+# %% [markdown]
+# ## Where each letter is used
+#
+# A list of symbols is soon wrong if nobody checks it. So this cell takes the letters out of all
+# formulas of the book. Each letter that a chapter uses must be on this page, and each letter on this
+# page must be used by a chapter.
+
+# %%
+import re
+
+import nbformat
+from IPython.display import Markdown
+
+from rlbook.tangle import find_root, read_toc
+
+GREEK = re.findall(
+    r"\w+",
+    """alpha beta gamma delta epsilon varepsilon zeta eta theta kappa lambda mu nu xi pi rho sigma tau
+    phi varphi chi psi omega ell Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega""",
+)
+
+
+def letters(chapter: str) -> set[str]:
+    """Return the letters in the formulas of a chapter, without the words in them."""
+    cells = nbformat.read(f"{chapter}.ipynb", as_version=4).cells
+    text = "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    text = re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)  # no code
+    found: set[str] = set()
+    for formula in re.findall(r"\$\$.+?\$\$|\$[^$]+?\$", text, flags=re.DOTALL):
+        symbols = re.sub(r"\\(text|texttt|operatorname|begin|end)\s*\{[^}]*\}", " ", formula)
+        found |= {f"\\{name}" for name in re.findall(r"\\([A-Za-z]+)", symbols) if name in GREEK}
+        found |= set(re.findall("[A-Za-z]", re.sub(r"\\[A-Za-z]+", " ", symbols)))
+    return found
+
+
+chapters = [name for name in read_toc(find_root()) if name != "notation"]
+used = {chapter: letters(chapter) for chapter in chapters}
+here = letters("notation")
+assert not {name: new for name, found in used.items() if (new := found - here)}, "not listed"
+assert here == set().union(*used.values()), "listed, but not used"
+
+# %% tags=["hide-input"]
+rows = ["| letter | in the formulas of |", "|---|---|"]
+for letter in sorted(here, key=lambda name: name.strip("\\").lower()):
+    homes = [f"[{name}]({name}.ipynb)" for name in chapters if letter in used[name]]
+    rows.append(f"| ${letter}$ | {', '.join(homes)} |")
+Markdown("\n".join(rows))

@@ -208,8 +208,8 @@ assert best > 46 and -8 < chance < 1
 # ## Smaller pictures
 #
 # Gymnasium's pendulum draws 500 × 500 pixels, far more than one needs to see where it points. To
-# shrink a row of pixels from $b$ to $a$ without losing thin lines, let each new pixel be the mean of
-# what it covers, parts of pixels included. That is a matrix: entry $(i, j)$ is how much of the new
+# shrink a row of pixels without losing thin lines, let each new pixel be the mean of the old ones
+# that it covers, parts of pixels included. That is a matrix: entry $(i, j)$ is how much of the new
 # pixel $i$ is made of the old pixel $j$.
 #
 # By hand, from 3 to 2: a new pixel covers 1.5 old ones. The first is ⅔ of the first old one and ⅓ of

@@ -15,8 +15,8 @@
 # # R2D2: replaying what surprised you
 #
 # DRQN draws its chunks blindly, and starts each from a memory that an older network wrote. R2D2
-# changes both: it draws a chunk the more often the more it was surprised by it, and it lets the
-# network of today read a few steps before it is asked anything. In this chapter you build the two
+# changes both: it draws a chunk the more often the more it was surprised by it, which is called
+# prioritised replay, and it lets the network of today read a few steps before it is asked anything. In this chapter you build the two
 # on top of [DRQN](drqn.ipynb), with a sum tree that draws from a million chunks as fast as from a
 # thousand, and measure what each part is worth.
 #
@@ -82,7 +82,7 @@ torch.set_num_threads(1)  # small networks: more threads only wait for each othe
 
 # %% [markdown]
 # This is where the chapter ends: CartPole without velocities, 100,000 steps, five seeds each, mean
-# and 95 % interval. The commands stand in the files.
+# and 95 % interval. The commands stand above the figure.
 
 # %% tags=["hide-input"]
 figure, ax = plt.subplots()
@@ -221,10 +221,10 @@ assert tenth > 0.1  # what chance would give
 # %% [markdown]
 # ## The sum tree
 #
-# Draw chunk $i$ with probability $P(i) = m_i / \sum_k m_k$, where its mass $m_i$ follows from its
-# priority. Laying the masses end to end and pointing at random would do, but finding the chunk
+# Draw chunk $i$ with probability $P(i) = p_i^\alpha / \sum_j p_j^\alpha$, where $p_i$ is its
+# priority, and call $p_i^\alpha$ its mass. Laying the masses end to end and pointing at random would do, but finding the chunk
 # under the point takes a pass over all of them. A binary tree in which each node holds the sum
-# below it finds it in $\log_2 n$ steps: go left if the point lies in the left sum, else subtract
+# below it finds it in $\log_2 N$ steps: go left if the point lies in the left sum, else subtract
 # that and go right. A new mass changes only the sums on its way up.
 
 # %%
@@ -508,7 +508,7 @@ assert with_tree[-1] / with_tree[0] < 20
 # exact inverse:
 #
 # $$h(x) = \operatorname{sign}(x)\bigl(\sqrt{|x| + 1} - 1\bigr) + \epsilon x, \qquad
-#   y = h\bigl(G + \gamma^k\, h^{-1}(Q)\bigr).$$
+#   y = h\bigl(G + \gamma^k\, h^{-1}(Q^-)\bigr).$$
 #
 # Written as in the paper, both directions subtract numbers that are almost equal when $x$ is
 # small, and in 32 bits the difference is lost. Multiply out:
@@ -623,7 +623,7 @@ assert loss == 2.75 and error.tolist() == [[-1, 3]]
 # A chunk has many errors and needs one priority. Their mean washes a single large one out; their
 # maximum knows nothing but it. R2D2 mixes them over the valid steps,
 #
-# $$p = \eta \max_t |\delta_t| + (1 - \eta)\, \overline{|\delta|}, \qquad \eta = 0.9.$$
+# $$p_i = \eta \max_t |\delta_t| + (1 - \eta)\, \overline{|\delta|}, \qquad \eta = 0.9.$$
 
 # %%
 #| export
@@ -915,7 +915,7 @@ for name, run in result["runs"].items():
 # within two million steps and 150 of R2D2 within one million. The first figure of this chapter is
 # ours.
 #
-# What this version does not claim: images, continuous actions, actors in other processes.
+# What this version does not claim: images, continuous actions, acting in other processes.
 #
 # ## Exercises
 #

@@ -95,8 +95,8 @@ print(sac_stored["command"])
 print("REDQ at the end, seed by seed:", [round(x) for x in stored["runs"]["REDQ"]["final"]])
 
 # %% [markdown]
-# Look twice before you believe the ensemble. UTD is the number of updates per step, and REDQ's
-# curve has ten. Two critics that make ten updates as well are SAC's pair in REDQ's loop, and most
+# Look twice before you believe the ensemble. UTD, the update-to-data ratio, is the number of updates
+# per step, and REDQ's curve has ten. Two critics that make ten updates as well are SAC's pair in REDQ's loop, and most
 # of what you see is theirs, too: on Pendulum it is the updates that pay. Why many updates are
 # dangerous all the same is the subject of the next section.
 #

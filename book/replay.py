@@ -148,8 +148,8 @@ assert autocorrelation(angles, 1) > 0.8
 assert abs(autocorrelation(drawn, 1)) < 0.1
 
 # %% [markdown]
-# What does that do to a gradient? A gradient is a mean over a batch. The mean of $m$ independent
-# values has $1/m$ of the variance of one value. So divide the variance of one value by the
+# What does that do to a gradient? A gradient is a mean over a batch. The mean of $B$ independent
+# values has $1/B$ of the variance of one value. So divide the variance of one value by the
 # variance of the batch mean, and you have the number of independent values that the batch is worth.
 
 

@@ -277,11 +277,11 @@ assert q.tolist() == [[0.75, 1.5]]  # (batch, members)
 # for each action that was not certain to come. The temperature $\alpha$ is the price of chance in
 # units of reward. The target of a step is then
 #
-# $$y = r + \gamma\,(1 - \text{terminated})\,
-# \bigl(\min_i Q'_i(s', a') - \alpha \log \pi(a' \mid s')\bigr),
+# $$y = r + \gamma\,(1 - \texttt{terminated})\,
+# \bigl(\min_i Q^-_i(s', a') - \alpha \log \pi(a' \mid s')\bigr),
 # \qquad a' \sim \pi(\cdot \mid s'),$$
 #
-# with the target critics $Q'$ and a fresh action $a'$ from the policy as it is now: what the old
+# with the target critics $Q^-_i$ and a fresh action $a'$ from the policy as it is now: what the old
 # policy did next does not matter. That is why old transitions may be used.
 #
 # By hand: $r = 1$, $\gamma = 0.9$, the target critics say 3.0 and 2.4, $\log \pi = -0.5$ and
@@ -376,7 +376,7 @@ torch.testing.assert_close(loss, torch.tensor(0.0625))
 #
 # The policy is to propose what the critics like, and to stay uncertain:
 #
-# $$J(\pi) = \operatorname{mean}\bigl[\alpha \log \pi(a \mid s) - \min_i Q_i(s, a)\bigr].$$
+# $$L_\pi = \operatorname{mean}\bigl[\alpha \log \pi(a \mid s) - \min_i Q_i(s, a)\bigr].$$
 #
 # With a value of 2.4, $\log \pi = -0.5$ and $\alpha = 0.2$ that is $-0.1 - 2.4 = -2.5$.
 #
@@ -385,9 +385,9 @@ torch.testing.assert_close(loss, torch.tensor(0.0625))
 # slope $\partial Q/\partial a$, which the critics give by their backward pass, times
 # $1 - a^2$, that of tanh:
 #
-# $$\frac{\partial J}{\partial \mu} = 2\alpha a - \frac{\partial Q}{\partial a}\,(1 - a^2),
+# $$\frac{\partial L_\pi}{\partial \mu} = 2\alpha a - \frac{\partial Q}{\partial a}\,(1 - a^2),
 # \qquad
-# \frac{\partial J}{\partial \log\sigma} = \frac{\partial J}{\partial \mu}\,\sigma\epsilon - \alpha.$$
+# \frac{\partial L_\pi}{\partial \log\sigma} = \frac{\partial L_\pi}{\partial \mu}\,\sigma\epsilon - \alpha.$$
 #
 # By hand, with $\mu = 0$ and $\sigma = 1$: noise of 0 gives $a = 0$. If $Q$ rises by 3 per unit of
 # action and $\alpha = 0.2$, the mean has the slope $-3$ (move up) and $\log\sigma$ the slope $-0.2$
@@ -428,10 +428,10 @@ torch.testing.assert_close(slopes, torch.cat([mean.grad, log_std.grad], dim=1))
 # %% [markdown]
 # How dear should chance be? Nobody knows beforehand, so a thermostat finds out. You name an
 # entropy $\bar{\mathcal H}$ to hold, by default minus the number of joints, and $\alpha$ moves
-# against the slope of $J(\alpha) = -\log\alpha \cdot \operatorname{mean}[\log\pi + \bar{\mathcal
+# against the slope of $L_\alpha = -\log\alpha \cdot \operatorname{mean}[\log\pi + \bar{\mathcal
 # H}]$ with respect to $\log\alpha$,
 #
-# $$\frac{\partial J}{\partial \log\alpha} = -\operatorname{mean}
+# $$\frac{\partial L_\alpha}{\partial \log\alpha} = -\operatorname{mean}
 # \bigl[\log \pi(a \mid s) + \bar{\mathcal H}\bigr].$$
 #
 # By hand: $\log\pi = -0.5$ is an entropy of 0.5, and the target is −1. The slope is

@@ -345,7 +345,7 @@ assert all_list(names) == '__all__ = ["GAMMA", "Ring", "y"]'
 # ## The module
 #
 # Now put it together: one line that says where the module comes from, `__all__`, and the cells. A
-# comment names the chapter and the heading whenever the heading changes. It starts with `# %%`, so
+# provenance comment names the chapter and the heading whenever the heading changes. It starts with `# %%`, so
 # that editors show the sections, and it holds no number, so that a new cell above changes nothing
 # below. The blank lines are those of a code formatter. A name that two cells define is refused: you
 # would read one of them in the chapter and run the other.

@@ -126,8 +126,7 @@ print("the first that descends from both:", both[0])
 # %% [markdown]
 # ## Year by year
 #
-# The year is that of the publication named beside it; where a preprint came out earlier, it was a
-# year or two before.
+# The year is that of the publication named beside it; preprints were often out a year or two before.
 
 
 # %%
@@ -142,9 +141,9 @@ def in_this_book(entry: dict) -> str:
     return f"{kind} {link}{end}: {entry['scope']}"
 
 
-rows = ["| year | name | idea | built on | in this book |", "|---|---|---|---|---|"]
+rows = ["| year | name | idea, and the paper | built on | in this book |", "|---|---|---|---|---|"]
 rows += [
-    f"| {entry['year']} | **{entry['name']}** | {entry['idea']} *{entry['paper']}* "
+    f"| {entry['year']} | **{entry['name']}** | {entry['idea']}<br><small>{entry['paper']}</small> "
     f"| {', '.join(entry.get('builds_on', []))} | {in_this_book(entry)} |"
     for entry in entries
 ]

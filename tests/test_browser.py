@@ -129,6 +129,43 @@ def test_layout_holds_at_phone_width(visits: dict[str, Visit]) -> None:
     assert not {name: visit.overflow for name, visit in visits.items() if visit.overflow > 0}
 
 
+def test_first_screen_says_what_for_whom_and_how_to_start(browser: Any, site: Path) -> None:
+    tab = browser.new_page(viewport={"width": 1280, "height": 800})
+    tab.goto((site / "book" / "index.html").as_uri())
+    texts = ("A book that runs", "For whom?", "In five minutes")
+    parts = [f"strong:text('{text}')" for text in texts]
+    for part in [*parts, ".highlight:has-text('rlbook train')", "img[src*='agent_']"]:
+        box = tab.locator(f"article {part}").first.bounding_box()
+        assert box is not None and box["y"] + box["height"] <= 800, part
+    tab.close()
+
+
+def test_a_hundred_characters_fit_on_a_laptop(browser: Any, site: Path) -> None:
+    tab = browser.new_page(viewport={"width": 1280, "height": 800})
+    tab.goto((site / "book" / "drqn.html").as_uri())
+    wide = tab.eval_on_selector_all(
+        "article .cell_input pre",
+        """all => {
+            const lines = pre => pre.textContent.split('\\n');
+            const longest = pre => Math.max(...lines(pre).map(line => line.length));
+            return all.filter(pre => longest(pre) <= 100 && pre.scrollWidth > pre.clientWidth)
+                .map(pre => pre.textContent);
+        }""",
+    )
+    assert not wide
+    tab.close()
+
+
+def test_differences_can_be_read_on_a_phone(browser: Any, site: Path) -> None:
+    tab = browser.new_page(viewport={"width": 390, "height": 800})
+    tab.goto((site / "reference" / "differences" / "drqn.html").as_uri())
+    sizes = tab.eval_on_selector_all(
+        ".code-difference", "all => all.map(part => part.scrollWidth - part.clientWidth)"
+    )
+    assert len(sizes) > 10 and max(sizes) <= 0
+    tab.close()
+
+
 def test_search_finds_prioritized(browser: Any, site: Path) -> None:
     tab = browser.new_page()
     errors: list[str] = []

@@ -6,6 +6,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import yaml
+from PIL import Image
 
 import rlbook
 from rlbook.tangle import find_root, read_toc
@@ -118,6 +119,16 @@ def test_figure_index_shows_each_figure_and_leads_to_it(site: Path) -> None:
         assert len(re.findall(r'<img\b[^>]*\bid="figure-\d+"', page(site, f"book/{name}"))) == count
 
 
+def test_first_page_shows_trained_agents_of_several_algorithms(site: Path) -> None:
+    images = r'<img\b[^>]*\bsrc="\.\./(_images/agent_(\w+)\.gif)"'
+    shown = re.findall(images, page(site, "book/index"))
+    assert len(shown) >= 3
+    assert {algorithm for _, algorithm in shown} <= set(rlbook.ALGORITHMS)
+    for path, _ in shown:
+        assert getattr(Image.open(site / path), "n_frames", 1) > 20  # it moves
+    assert sum((site / path).stat().st_size for path, _ in shown) < 300_000
+
+
 # The timeline, the glossary, the notation
 
 
@@ -163,3 +174,19 @@ def test_glossary_is_linked_from_the_chapters(site: Path) -> None:
             continue
         link = r'class="term[^"]*" href="\.\./book/glossary\.html#'
         assert re.search(link, page(site, f"book/{name}")), name
+
+
+def test_every_word_of_the_glossary_is_linked_from_some_chapter(site: Path) -> None:
+    text = (ROOT / "book" / "glossary.py").read_text(encoding="utf-8")
+    terms = re.findall(r"^# ### (.+)$", text, flags=re.MULTILINE)
+    link = r'class="term[^"]*" href="\.\./book/glossary\.html#([^"]+)"'
+    pages = [page(site, f"book/{name}") for name in CHAPTERS]
+    linked = {anchor for text in pages for anchor in re.findall(link, text)}
+    assert len(terms) > 30
+    assert not {term.lower().replace(" ", "-") for term in terms} - linked
+
+
+def test_a_function_that_returns_is_no_return(site: Path) -> None:
+    """The glossary's return is what an agent collects."""
+    assert 'href="../book/glossary.html#return"' in page(site, "book/dqn")
+    assert re.search(r"and\s+returns\s+an\s+exit", page(site, "book/cli"))  # no link between

@@ -1,4 +1,4 @@
-"""Make the animation of the first page: train agents at shipped settings, and watch them.
+"""Make the animations of the first page: train agents at shipped settings, and watch them.
 
     .venv/bin/python book/_ext/animation.py
 
@@ -14,13 +14,14 @@ from PIL import Image, ImageDraw, ImageFont
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = ROOT / "runs" / "first_page"
-OUT = ROOT / "book" / "_static" / "agents.gif"
-AGENTS = [  # algorithm, shipped settings, what is seen
-    ("dqn", "cartpole", "DQN balances a pole"),
-    ("dqn", "acrobot", "DQN swings up an arm"),
-    ("sac", "pendulum", "SAC swings up a pendulum"),
+STATIC = ROOT / "book" / "_static"
+AGENTS = [  # algorithm, shipped settings, what is seen, flags of `rlbook watch`
+    ("dqn", "acrobot", "DQN swings an arm up", []),
+    ("drqn", "masked_cartpole", "DRQN balances, blind to speed", ["--max-steps", "300"]),
+    ("sac", "pendulum", "SAC swings a pendulum up", []),
+    ("drqv2", "point_reach", "DrQ-v2 reaches, from pixels", ["--episodes", "8", "--max-steps", "14"]),
 ]
-FPS, HEIGHT, SECONDS = 20, 200, 6
+FPS, SIDE, SECONDS = 20, 200, 6
 
 
 def rlbook(*arguments: str) -> None:
@@ -28,12 +29,12 @@ def rlbook(*arguments: str) -> None:
     subprocess.run([sys.executable, "-m", "rlbook.cli", *arguments], cwd=ROOT, check=True)
 
 
-def watch(algorithm: str, config: str) -> Image.Image:
+def watch(algorithm: str, config: str, flags: list[str]) -> Image.Image:
     """Train an agent unless that is done, and open what `rlbook watch` shows of it."""
     run, gif = RUNS / f"{algorithm}_{config}", RUNS / f"{algorithm}_{config}.gif"
     if not run.is_dir():
         rlbook("train", algorithm, "--config", config, "--seed", "0", "--run-dir", str(run))
-    rlbook("watch", str(run), "--out", str(gif), "--max-steps", "300")
+    rlbook("watch", str(run), "--out", str(gif), *flags)
     return Image.open(gif)
 
 
@@ -44,33 +45,32 @@ def frames_in_time(animation: Image.Image) -> list[Image.Image]:
     for i in range(getattr(animation, "n_frames", 1)):
         animation.seek(i)
         picture = animation.convert("RGB")
-        frames.append(picture.resize((round(picture.width * HEIGHT / picture.height), HEIGHT)))
+        picture.thumbnail((SIDE, SIDE))
+        frames.append(picture)
         ends.append(animation.info.get("duration", 40) + (ends[-1] if ends else 0))
     times = np.arange(FPS * SECONDS) * 1000 / FPS
     return [frames[min(int(np.searchsorted(ends, time, "right")), len(frames) - 1)] for time in times]
 
 
 def main() -> None:
-    """Put the animations side by side, each with its line below."""
-    shipped = ROOT / "rlbook" / "configs"
-    agents = [agent for agent in AGENTS if (shipped / agent[0] / f"{agent[1]}.yaml").is_file()]
-    columns = [frames_in_time(watch(algorithm, config)) for algorithm, config, _ in agents]
-    font = ImageFont.load_default(size=14)
-    pictures = []
-    for row in zip(*columns, strict=True):
-        width = sum(frame.width for frame in row) + 12 * (len(row) - 1)
-        picture = Image.new("RGB", (width, HEIGHT + 28), "white")
-        x = 0
-        for frame, (_, _, text) in zip(row, agents, strict=True):
-            picture.paste(frame, (x, 0))
-            place = (x + frame.width / 2, HEIGHT + 14)
+    """Write one animation for each agent, all of one size, with its line below."""
+    font = ImageFont.load_default(size=13)
+    for algorithm, config, text, flags in AGENTS:
+        pictures = []
+        for frame in frames_in_time(watch(algorithm, config, flags)):
+            picture = Image.new("RGB", (SIDE, SIDE + 26), "white")
+            picture.paste(frame, ((SIDE - frame.width) // 2, (SIDE - frame.height) // 2))
+            place = (SIDE / 2, SIDE + 13)
             ImageDraw.Draw(picture).text(place, text, fill="#333333", anchor="mm", font=font)
-            x += frame.width + 12
-        pictures.append(picture.quantize(32))
-    pictures[0].save(
-        OUT, save_all=True, append_images=pictures[1:], duration=1000 // FPS, loop=0, optimize=True
-    )
-    print(f"wrote {OUT.relative_to(ROOT)}, {OUT.stat().st_size / 1e3:.0f} kB")
+            pictures.append(picture)
+        # One palette for all frames: what does not move is then the same, and costs nothing.
+        palette = pictures[-1].quantize(32)
+        colors = [value if value < 248 else 255 for value in palette.getpalette() or []]
+        palette.putpalette(colors)  # white stays white
+        first, *others = [p.quantize(palette=palette, dither=Image.Dither.NONE) for p in pictures]
+        out = STATIC / f"agent_{algorithm}.gif"
+        first.save(out, save_all=True, append_images=others, duration=1000 // FPS, loop=0)
+        print(f"wrote {out.relative_to(ROOT)}, {out.stat().st_size / 1e3:.0f} kB")
 
 
 if __name__ == "__main__":

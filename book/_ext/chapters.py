@@ -113,10 +113,22 @@ def linkable(node: nodes.Text) -> bool:
     return isinstance(node.parent, nodes.paragraph)
 
 
+# A function returns something, too: only behind these words is a return what an agent collects.
+BEFORE_RETURN = (r"\ba ", r"\bthe ", r"\bits ", r"\btheir ", r"\bno ", r"\bof ", "mean ", "-step ", "counted ")
+
+
+def term_pattern(term: str) -> re.Pattern[str]:
+    """Make the pattern that finds a term of the glossary, in the singular or the plural."""
+    before = r"(?<![\w-])"
+    if term == "Return":
+        before = "(?:" + "|".join(f"(?<={word})" for word in BEFORE_RETURN) + ")"
+    return re.compile(rf"{before}{re.escape(term)}(?:s|es)?(?![\w-])", re.IGNORECASE)
+
+
 def link_terms(doctree: nodes.document) -> None:
     """Link the first use of each term of the glossary."""
     for term, meaning in glossary().items():
-        pattern = re.compile(rf"(?<![\w-]){re.escape(term)}(?:s|es)?(?![\w-])", re.IGNORECASE)
+        pattern = term_pattern(term)
         for node in filter(linkable, list(doctree.findall(nodes.Text))):
             match = pattern.search(node.astext())
             if match:

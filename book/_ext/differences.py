@@ -4,6 +4,7 @@ import ast
 import difflib
 import html
 import re
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -72,7 +73,8 @@ def pieces(module: str, node: Definition) -> dict[str, Piece]:
     cut = set()
     for method in methods:
         lines = lines_of(module, method)
-        inside[method.name] = Piece(module, f"{node.name}.{method.name}", lines)
+        alone = textwrap.dedent("\n".join(lines)).splitlines()
+        inside[method.name] = Piece(module, f"{node.name}.{method.name}", alone)
         last = method.end_lineno or 0
         cut |= set(range(last - len(lines) + 1, last + 1))
     head = [line for i, line in enumerate(whole, start=first) if i not in cut]
@@ -135,12 +137,10 @@ def indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-def cells(kind: str, lines: list[str]) -> list[str]:
-    """Write the lines of one side as cells of a table; a wrapped line keeps its indentation."""
-    return [
-        f'<td class="{kind}" style="--indent: {indent(line)}ch">{text.strip()}</td>'
-        for line, text in zip(lines, render(lines), strict=True)
-    ]
+def cell(kind: str, lines: list[tuple[str, str]]) -> str:
+    """Write (line, its HTML) of one side as a cell of a table; a wrapped line stays indented."""
+    inside = [f'<div style="--indent: {indent(line)}ch">{text.strip()}</div>' for line, text in lines]
+    return f'<td class="{kind if lines else "none"}">{"".join(inside)}</td>'
 
 
 def opcodes(old: list[str], new: list[str]) -> Sequence[tuple[str, int, int, int, int]]:
@@ -150,17 +150,16 @@ def opcodes(old: list[str], new: list[str]) -> Sequence[tuple[str, int, int, int
 
 
 def rows(old: list[str], new: list[str], context: int = 3) -> Iterator[str]:
-    """Yield the rows of a table: equal lines side by side, changed ones marked, long runs cut."""
-    same, left, right = cells("same", old), cells("old", old), cells("new", new)
-    same_right, none = cells("same", new), ['<td class="none"></td>']
+    """Yield the rows of a table: equal lines side by side, a change as one row, long runs cut."""
+    left, right = (list(zip(lines, render(lines), strict=True)) for lines in (old, new))
     for tag, i0, i1, j0, j1 in opcodes(old, new):
         if tag != "equal":
-            here, there = left[i0:i1], right[j0:j1]
-            here += none * (len(there) - len(here))
-            there += none * (len(here) - len(there))
-            yield from map("<tr>{}{}</tr>".format, here, there)
+            yield f"<tr>{cell('old', left[i0:i1])}{cell('new', right[j0:j1])}</tr>"
             continue
-        equal = list(map("<tr>{}{}</tr>".format, same[i0:i1], same_right[j0:j1]))
+        equal = [
+            f"<tr>{cell('same', [here])}{cell('same', [there])}</tr>"
+            for here, there in zip(left[i0:i1], right[j0:j1], strict=True)
+        ]
         first, last = context * (i0 > 0), context * (i1 < len(old))
         hidden = len(equal) - first - last
         if hidden > 2:
@@ -173,7 +172,8 @@ def table(old: Piece | None, new: Piece) -> str:
     """Write two pieces side by side as HTML, or one that has no counterpart alone."""
     after = f"rlbook/{new.module}.py · {new.name}"
     if old is None:
-        heads, body = [after], [f"<tr>{cell}</tr>" for cell in cells("new", new.lines)]
+        lines = list(zip(new.lines, render(new.lines), strict=True))
+        heads, body = [after], [f"<tr>{cell('new', lines)}</tr>"]
     else:
         heads = [f"rlbook/{old.module}.py · {old.name}", after]
         body = list(rows(old.lines, new.lines))
