@@ -473,7 +473,7 @@ for name, row in stored["runs"].items():
 found = json.loads((RESULTS / "redq_bias.json").read_text())
 print(found["command"])
 fig, axes = plt.subplots(1, 3, figsize=(11, 3.4))
-looks = dict(zip(found["measured"], (COLORS["sac"], PALETTE[3], COLORS["redq"]), strict=True))
+looks = dict(zip(found["measured"], (COLORS["sac"], PALETTE[0], COLORS["redq"]), strict=True))
 panels = (("bias", "mean of Q minus return"), ("std", "spread of Q minus return"), ("returns", "return"))
 for ax, (key, ylabel) in zip(axes, panels, strict=True):
     for name, row in found["measured"].items():
