@@ -19,6 +19,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # compiling is timed as the first time
+
 import numpy as np
 import torch
 from timing import Work, compare, spread, take_turns
@@ -564,6 +566,7 @@ def measure_compile(rounds: int) -> dict[str, Any]:
     """Time updates with and without the setting `compile`, and what compiling costs."""
     found: dict[str, Any] = {}
     for name in CONFIGS:
+        torch.compiler.reset()  # or one algorithm would find what another has compiled
         began = time.perf_counter()
         plain = with_experience(name)
         between = time.perf_counter()

@@ -750,7 +750,7 @@ class DQN(Agent):
         config = self.config
         self.online, self.target = self.make_network(), self.make_network()
         self.target.load_state_dict(self.online.state_dict())
-        self.weights = flatten_parameters(self.online)
+        self.weights, self.target_weights = map(flatten_parameters, (self.online, self.target))
         self.optimizer = Adam([self.weights], lr=config.lr)
         dtype = transition_dtype(self.observation_space, self.action_space)
         seed = derive_seed(config.seed, "replay")
@@ -811,6 +811,10 @@ class DQN(Agent):
         size, every = self.config.batch_size, self.config.target_every
         while count:
             together = min(count, every - self.updates % every, 16)  # more would not fit the cache
+            count -= together
+            if together == 1:
+                yield self.sample()
+                continue
             batch = to_batch(self.replay.sample(together * size), self.device)
             with torch.no_grad():
                 columns = [*vars(batch).values(), self.target(batch.next_obs)]
@@ -818,7 +822,6 @@ class DQN(Agent):
                     columns.append(self.td_target(batch, columns[-1]))
             parts = zip(*(column.split(size) for column in columns), strict=True)
             yield from starmap(ValuedBatch, parts)
-            count -= together
 
     def td_target(self, batch: Batch, next_q: Tensor | None = None) -> Tensor:
         """Return the targets of a batch, whose successors may have been valued already."""
@@ -837,7 +840,7 @@ class DQN(Agent):
         self.online.backward(inputs, slope)
         apply_gradients(self.optimizer, config.lr_now(self.global_step), config.max_grad_norm)
         if (self.updates + 1) % config.target_every == 0:
-            polyak_update(self.target, self.online, config.tau)
+            self.target_weights.data.lerp_(self.weights.data, config.tau)  # all weights at once
         return UpdateResult(metrics["loss"], metrics)
 
 # %%

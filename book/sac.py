@@ -623,7 +623,7 @@ class SAC(Agent):
     config_class: ClassVar[type[Config]] = SACConfig
     actions: ClassVar[str] = "continuous"
     parts: ClassVar[tuple[str, ...]] = ("model", "target", "optimizer", "replay")
-    compiled: ClassVar[tuple[str, ...]] = ("model.critics.run", "target.values")
+    compiled: ClassVar[tuple[str, ...]] = ("model.critics.run",)
     config: SACConfig
     action_space: gym.spaces.Box
 
