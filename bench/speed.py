@@ -573,6 +573,7 @@ def measure_compile(rounds: int) -> dict[str, Any]:
         compiled = with_experience(name, compile=True)  # acting compiles, and so do updates
         for batch in [plain.sample() for _ in range(8)]:
             compiled.update(batch)
+            compiled.updates += 1
         extra = time.perf_counter() - between - (between - began)
         works = {"plain": updates(plain), "compiled": updates(compiled)}
         found[name] = {
