@@ -55,7 +55,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 unit: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 notebooks: $(READY)
 	$(BIN)/python -m pytest --nbmake --nbmake-timeout=600 -n 2 $$($(BIN)/python -m rlbook.tangle list)

@@ -1,5 +1,7 @@
 """What all tests share."""
 
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -7,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 
 from rlbook.tangle import find_root
 
@@ -22,11 +25,18 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the site once, from the notebooks as they are; warnings are errors."""
-    out = tmp_path_factory.mktemp("site") / "html"
-    root = find_root(Path(__file__).parent)
-    flags = ["-W", "--keep-going", "-q", "-c", "book"]
-    command = [sys.executable, "-m", "sphinx", *flags, ".", str(out)]
-    built = subprocess.run(command, cwd=root, capture_output=True, text=True)
-    assert built.returncode == 0, built.stderr
+    """Build the site once for all processes, from the notebooks as they are, without a warning."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # each process has a folder of its own in a common one
+        shared = shared.parent
+    out = shared / "site"
+    with FileLock(shared / "site.lock"):
+        if not (out / "index.html").is_file():
+            flags = ["-W", "--keep-going", "-q", "-c", "book"]
+            command = [sys.executable, "-m", "sphinx", *flags, ".", str(out)]
+            root = find_root(Path(__file__).parent)
+            built = subprocess.run(command, cwd=root, capture_output=True, text=True)
+            if built.returncode != 0:
+                shutil.rmtree(out, ignore_errors=True)
+            assert built.returncode == 0, built.stderr
     return out

@@ -26,13 +26,10 @@ FLAGS = [
 ]
 OWN = ("file:", "data:", "blob:")  # what a page may ask for
 PATIENCE = 120_000  # milliseconds: a busy machine is slow, and only a broken page takes longer
-pytestmark = [
-    pytest.mark.xdist_group("site"),
-    pytest.mark.skipif(
-        CHROMIUM is None,
-        reason="no Chromium: install the package `chromium` to test the pages in a browser",
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None,
+    reason="no Chromium: install the package `chromium` to test the pages in a browser",
+)
 
 
 class Visit(NamedTuple):

@@ -11,7 +11,6 @@ from PIL import Image
 import rlbook
 from rlbook.tangle import find_root, read_toc
 
-pytestmark = pytest.mark.xdist_group("site")
 ROOT = find_root(Path(__file__).parent)
 CHAPTERS = read_toc(ROOT)
 MODULES = (ROOT / "rlbook" / "chapters.txt").read_text(encoding="utf-8").split()
