@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import nbformat
-import pytest
 import yaml
 from PIL import Image
 
