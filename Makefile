@@ -58,7 +58,7 @@ unit: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 notebooks: $(READY)
-	$(BIN)/python -m pytest --nbmake --nbmake-timeout=600 -n 2 $$($(BIN)/python -m rlbook.tangle list)
+	$(BIN)/python -m pytest --nbmake --nbmake-timeout=600 -n 2 --dist worksteal $$($(BIN)/python -m rlbook.tangle list)
 
 .venv/peers: $(READY)
 	@$(INSTALL) -e ".[peers]"
