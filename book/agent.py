@@ -435,9 +435,9 @@ assert not_finite(sound) is None
 assert not_finite({**sound, "target": [torch.tensor([0.0, math.nan])]}) == "target.0"
 
 # %% [markdown]
-# ## The agent
+# ## What a user calls
 #
-# The rest is inherited: what a user calls. Two decisions are easy to miss:
+# The rest is inherited. Two decisions are easy to miss:
 #
 # - `parts` names the attributes that learning depends on. `state_dict` and `load_state_dict` walk
 #   over them, so that nothing is forgotten in one of the two.

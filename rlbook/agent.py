@@ -257,7 +257,7 @@ def not_finite(state: Any, name: str = "") -> str | None:
     return next(filter(None, (not_finite(v, f"{name}.{k}".strip(".")) for k, v in nested)), None)
 
 
-# %% book/agent.py · The agent
+# %% book/agent.py · What a user calls
 class Agent(Algorithm):
     """What a user calls, for every algorithm alike."""
 
