@@ -33,6 +33,7 @@ from rlbook.dqn import (
     MLP,
     Adam,
     DQNConfig,
+    distance,
     dqn_target,
     epsilon_greedy,
     flatten_parameters,
@@ -268,8 +269,7 @@ def sequence_loss(
         taken = torch.where(mask, action, 0).unsqueeze(2)  # a padded action may be no action at all
         chosen = q.gather(2, taken).squeeze(2)
         error = torch.where(mask, chosen - target, 0.0)
-        rise = error.clamp(-1, 1) if huber else 2 * error  # the slope of one step's loss
-        each = rise * (error - rise / 2) if huber else error.square()
+        each, rise = distance(error, huber)  # the loss of one step, and its slope
         share = weights / mask.sum()
         slope = torch.zeros_like(q).scatter_(2, taken, (rise * share).unsqueeze(2))
         loss = (each * share).sum()
