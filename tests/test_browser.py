@@ -294,6 +294,17 @@ def lab(tmp_path: Path) -> Iterator[str]:
                 os.killpg(server.pid, 9)
 
 
+def run_cell(cell: Any) -> None:
+    """Run a code cell as a reader does, and wait until JupyterLab has numbered it."""
+    deadline = time.monotonic() + PATIENCE / 1000
+    while not re.search(r"\d", prompt := cell.locator(".jp-InputPrompt").first.inner_text()):
+        assert time.monotonic() < deadline, f"the cell was not run: {cell.inner_text()}"
+        if "*" not in prompt:  # a page that is still loading may lose a key: press it again
+            cell.locator(".cm-content").first.click()
+            cell.page.keyboard.press("Control+Enter")
+        cell.page.wait_for_timeout(1000)
+
+
 def test_jupyterlab_opens_the_chapter_and_runs_its_first_cells(browser: Any, lab: str) -> None:
     context = browser.new_context(viewport={"width": 1400, "height": 1000})
     tab = context.new_page()
@@ -302,16 +313,16 @@ def test_jupyterlab_opens_the_chapter_and_runs_its_first_cells(browser: Any, lab
     tab.on("request", lambda r: hosts.extend([r.url] * (not r.url.startswith(own))))
     tab.goto(f"{lab}/lab/tree/book/dqn.ipynb?token=book")
     notebook = tab.locator(".jp-Notebook").first
-    notebook.wait_for(timeout=60_000)
-    tab.locator(".jp-Notebook h1:has-text('DQN')").wait_for(timeout=30_000)
-    tab.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status='idle']", timeout=60_000)
-    notebook.locator(".jp-Cell").first.click()
-    for _ in range(4):  # the text, two cells of imports, the figure that the chapter promises
-        tab.keyboard.press("Shift+Enter")
+    notebook.wait_for(timeout=PATIENCE)
+    tab.locator(".jp-Notebook h1:has-text('DQN')").wait_for(timeout=PATIENCE)
+    tab.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status='idle']", timeout=PATIENCE)
+    cells = notebook.locator(".jp-CodeCell")
+    for k in range(3):  # two cells of imports, then the figure that the chapter promises
+        run_cell(cells.nth(k))
     output = notebook.locator(".jp-OutputArea-output")
-    output.locator("img").first.wait_for(timeout=60_000)
+    output.locator("img").first.wait_for(timeout=PATIENCE)
     printed = notebook.locator(".jp-RenderedText:has-text('made by: rlbook sweep dqn')")
-    printed.first.wait_for(timeout=30_000)
+    printed.first.wait_for(timeout=PATIENCE)
     assert notebook.locator(".jp-RenderedText[data-mime-type*='error']").count() == 0
     assert not hosts
     context.close()
