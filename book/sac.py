@@ -194,11 +194,15 @@ def log_slope(u: Tensor) -> Tensor:
     return 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))
 
 
-def squashed_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn standard normal noise into actions in (-1, 1) and the logs (batch,) of their density."""
-    u = mean + log_std.exp() * noise  # (batch, actions), before squashing
+def squash(u: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Return actions in (-1, 1) for u (batch, actions), and the logs (batch,) of their density."""
     normal = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
     return u.tanh(), (normal - log_slope(u)).sum(dim=1)
+
+
+def squashed_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Turn standard normal noise into actions in (-1, 1) and the logs (batch,) of their density."""
+    return squash(mean + log_std.exp() * noise, log_std, noise)
 
 # %%
 zero, one = torch.zeros(1, 1), torch.ones(1, 1)
@@ -499,13 +503,14 @@ class SACModel(nn.Module):
         out, kept = self.actor.run(obs)
         mean, log_std = out[0].chunk(2, dim=1)
         held = log_std.clamp(*LOG_STD)
-        action, log_prob = squashed_sample(mean, held, noise)
-        return Draw(action, log_prob, held.exp() * noise, held == log_std, kept)
+        spread = held.exp() * noise
+        action, log_prob = squash(mean + spread, held, noise)
+        return Draw(action, log_prob, spread, held == log_std, kept)
 
     def actor_slopes(self, draw: Draw, q_slope: Tensor, alpha: Tensor) -> Tensor:
         """Return the slopes of the policy's loss at the actor's weights."""
         slopes = policy_slopes(draw.action, draw.spread, q_slope, alpha).div_(len(q_slope))
-        slopes[:, q_slope.shape[1] :] *= draw.free
+        slopes[:, q_slope.shape[1] :].mul_(draw.free)
         return self.actor.weight_slopes(slopes.unsqueeze(0), draw.kept)
 
     def share(self, q: Tensor) -> Tensor:

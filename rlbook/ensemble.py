@@ -9,7 +9,6 @@ __all__ = [
     "Slope",
     "backward_pass",
     "forward_pass",
-    "sparse_input_slope",
     "unpack",
 ]
 
@@ -38,12 +37,12 @@ def unpack(weights: Tensor, sizes: Sizes) -> Layers:
 def forward_pass(x: Tensor, layers: Layers) -> tuple[Tensor, list[Tensor]]:
     """Return outputs (..., batch, outputs) for x (batch, inputs), and the layers' inputs."""
     apart = layers[0][0].ndim == 2  # one network, without a dimension for members
-    affine: Callable[..., Tensor] = torch.addmm if apart else torch.baddbmm
+    multiply: Callable[..., Tensor] = torch.mm if apart else torch.bmm
     out = x if apart else x.expand(len(layers[0][0]), *x.shape)  # not copied
     kept: list[Tensor] = []
     for weight, bias in layers:
         kept.append(out.relu_() if kept else out)
-        out = affine(bias, kept[-1], weight)
+        out = multiply(kept[-1], weight).add_(bias)
     return out, kept
 
 
@@ -99,16 +98,6 @@ class EnsembleFunction(torch.autograd.Function):
 
 
 # %% book/ensemble.py · Together or one by one
-def sparse_input_slope(delta: Tensor, kept: list[Tensor], layers: Layers) -> Tensor:
-    """Return the slopes at x of one network, going back only where the slope is not zero."""
-    rows = delta.any(dim=1).nonzero().squeeze(1)
-    if len(rows) == len(delta):
-        return backward_pass(delta, kept, layers, wants_x=True)
-    slope = delta.new_zeros(len(delta), kept[0].shape[1])
-    some = backward_pass(delta[rows], [part[rows] for part in kept], layers, wants_x=True)
-    return slope.index_copy_(0, rows, some)
-
-
 Slope = Callable[[Tensor], Tensor]  # from outputs (..., batch, outputs) to a slope there
 
 
@@ -136,18 +125,14 @@ class Groups:
         passes = [forward_pass(x, layers) for layers in self.layers]
         return self.join([out for out, _ in passes]), [kept for _, kept in passes]
 
-    def backward(self, delta: Tensor, kept: list[list[Tensor]], slots: "Groups") -> None:
-        """Write the slopes of the weights into the slots."""
+    def backward(
+        self, delta: Tensor, kept: list[list[Tensor]], slots: "Groups | None" = None
+    ) -> list[Tensor]:
+        """Write the slopes of the weights into the slots, or return those at the inputs."""
         deltas = delta.unbind() if self.apart else [delta]
-        for each in zip(deltas, kept, self.layers, slots.layers, strict=True):
-            backward_pass(*each)
-
-    def input_slopes(self, delta: Tensor, kept: list[list[Tensor]]) -> Tensor:
-        """Return the slopes (batch, inputs) at the inputs, summed over members."""
-        if not self.apart:
-            return backward_pass(delta, kept[0], self.layers[0], wants_x=True).sum(dim=0)
-        slopes = list(map(sparse_input_slope, delta, kept, self.layers))
-        return sum(slopes[1:], slopes[0])
+        wanted = slots.layers if slots else [None] * len(deltas)
+        passes = zip(deltas, kept, self.layers, wanted, strict=True)
+        return [backward_pass(*each, wants_x=slots is None) for each in passes]
 
     def learn(self, x: Tensor, slope: Slope, slots: "Groups") -> Tensor:
         """Write the slopes of the weights into the slots, group by group; return the outputs."""
@@ -215,4 +200,5 @@ class Ensemble(nn.Module):
     @torch.no_grad()
     def input_slopes(self, delta: Tensor, kept: list[list[Tensor]]) -> Tensor:
         """Return the slopes (batch, inputs) at the inputs, summed over members."""
-        return self.groups()[1].input_slopes(delta, kept)
+        slopes = self.groups()[1].backward(delta, kept)
+        return sum(slopes[1:], slopes[0]) if slopes[0].ndim == 2 else slopes[0].sum(dim=0)
