@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 # %% book/dqn.py · DQN: learning values with a network
+import inspect
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -238,6 +239,11 @@ def flatten_parameters(network: nn.Module) -> nn.Parameter:
 
 class Adam(torch.optim.Adam):
     """Adam (Kingma & Ba 2015) in one fused operation a step; weights without gradient stay."""
+
+    # PyTorch imports its compiler, for two seconds, only to keep it off these: nobody compiles them.
+    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
+    load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
 
     def __init__(self, parameters: Iterable[Tensor], lr: float) -> None:
         super().__init__(parameters, lr=lr, fused=True)

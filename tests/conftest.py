@@ -13,6 +13,15 @@ from filelock import FileLock
 
 from rlbook.tangle import find_root
 
+# The files that take longest, which begin first: else one process ends long after the other.
+LONGEST = ("browser", "sweep_ray", "sweep", "progress", "wheel", "drqn", "run", "drqv2", "cli")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files that take longest first."""
+    order = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.name, len(LONGEST)))
+
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:

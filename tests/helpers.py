@@ -16,7 +16,7 @@ from rlbook.run import resume, train
 
 # A server that has imported the library forks each child: nobody waits for torch again.
 CHILDREN = multiprocessing.get_context("forkserver")
-CHILDREN.set_forkserver_preload(["rlbook.dqn", "torch._dynamo"])  # the optimiser imports that
+CHILDREN.set_forkserver_preload(["rlbook.dqn"])
 
 
 # A run of a second that still evaluates and writes checkpoints.

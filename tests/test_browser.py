@@ -24,7 +24,6 @@ FLAGS = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-sync", "--disable-background-networking", "--disable-component-update"),
 ]
-OWN = ("file:", "data:", "blob:")  # what a page may ask for
 PATIENCE = 120_000  # milliseconds: a busy machine is slow, and only a broken page takes longer
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None,
@@ -59,6 +58,11 @@ def pages(site: Path) -> list[Path]:
     return sorted([*(site / "book").glob("*.html"), *(site / "reference").rglob("*.html")])
 
 
+def own(url: str) -> bool:
+    """Say whether a page may ask for an address: what lies beside it, or in it."""
+    return url.startswith(("file:", "data:", "blob:"))
+
+
 LOOK = """async () => {
     if (window.MathJax) await MathJax.startup.promise;
     for (const image of document.images) image.loading = 'eager';
@@ -77,25 +81,24 @@ LOOK = """async () => {
 
 @pytest.fixture(scope="module")
 def visits(browser: Any, pages: list[Path]) -> dict[str, Visit]:
-    """Open every page once, and note what happens."""
-    notes = {}
+    """Open every page once, in one tab, and note what happens."""
+    notes, problems, hosts = {}, list[str](), list[str]()
     context = browser.new_context(viewport={"width": 390, "height": 800})
     context.set_default_timeout(PATIENCE)
+    tab = context.new_page()
+    tab.on("console", lambda message: problems.extend([message.text] * (message.type == "error")))
+    tab.on("pageerror", lambda error: problems.append(str(error)))
+    tab.on("requestfailed", lambda request: problems.append(f"failed: {request.url}"))
+    tab.on("request", lambda request: hosts.extend([request.url] * (not own(request.url))))
     for path in pages:
-        problems: list[str] = []
-        hosts: list[str] = []
-        tab = context.new_page()
-        tab.on("console", lambda m, to=problems: to.extend([m.text] * (m.type == "error")))
-        tab.on("pageerror", lambda error, to=problems: to.append(str(error)))
-        tab.on("requestfailed", lambda request, to=problems: to.append(f"failed: {request.url}"))
-        tab.on("request", lambda r, to=hosts: to.extend([r.url] * (not r.url.startswith(OWN))))
         tab.goto(path.as_uri(), wait_until="load")
         seen = tab.evaluate(LOOK)
         overflow = tab.evaluate("document.documentElement.scrollWidth - window.innerWidth")
         equations = (seen["formulas"], seen["typeset"])
         name = f"{path.parent.name}/{path.stem}"
-        notes[name] = Visit(problems, hosts, seen["figures"], equations, overflow)
-        tab.close()
+        notes[name] = Visit(problems.copy(), hosts.copy(), seen["figures"], equations, overflow)
+        problems.clear()
+        hosts.clear()
     context.close()
     return notes
 
