@@ -294,8 +294,8 @@ with torch.no_grad():
 #
 # The maximum is optimistic: if the values are noisy, it picks the noise that points up, which is
 # called overestimation. **Double DQN** splits the work in two: the online network chooses the
-# action, the target network says what it is worth. A value that is too high by chance in one network
-# is rarely so in the other.
+# action, the target network says what it is worth. A value that is too high by chance in one
+# network is rarely so in the other.
 #
 # By hand: reward 1, discount 0.9, target values (5, 2), online values (0, 3). Plain DQN takes the
 # maximum 5, so $y = 1 + 0.9 \cdot 5 = 5.5$. Double DQN chooses the second action, because online 3 is
@@ -338,10 +338,10 @@ assert torch.allclose(double_target, torch.tensor([2.8, 1.0]))
 # $$L(\theta) = \frac{1}{B} \sum_{i=1}^{B} \bigl(Q_\theta(s_i, a_i) - y_i\bigr)^2,$$
 #
 # where $y$ counts as a given number: no gradient flows through it. The loss is a pure function of
-# tensors: no network, no agent, nothing that you cannot type by hand. It also guards against the most
-# expensive bug of this field. If one vector has the shape (batch, 1) and another (batch,), PyTorch
-# broadcasts their difference to (batch, batch), and the mean of that is a number that looks like a
-# loss:
+# tensors: no network, no agent, nothing that you cannot type by hand. It also guards against the
+# most expensive bug of this field. If one vector has the shape (batch, 1) and another (batch,),
+# PyTorch broadcasts their difference to (batch, batch), and the mean of that is a number that looks
+# like a loss:
 
 # %%
 q_column, y = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([1.0, 2.0, 3.0])
@@ -652,8 +652,9 @@ clip_gradients([gradient], max_norm=1.0)
 assert torch.allclose(gradient, torch.tensor([0.6, 0.8]))
 
 # %% [markdown]
-# And a whole step by hand: a line that is 0 everywhere is to give 1 at 1. The slope of the squared error is
-# $2 \cdot (0 - 1) = -2$ in the weight and in the bias, so a learning rate of 0.1 moves both to 0.2.
+# And a whole step by hand: a line that is 0 everywhere is to give 1 at 1. The slope of the squared
+# error is $2 \cdot (0 - 1) = -2$ in the weight and in the bias, so a learning rate of 0.1 moves
+# both to 0.2.
 
 # %%
 line = nn.Linear(1, 1)
@@ -738,10 +739,11 @@ assert sum(due) == len(range(102, 125, 3))  # one for every third step after the
 # network. It uses `td_slope`, the gradient of `dqn_loss` in closed form; `dqn_loss` is what you and
 # the tests call with numbers made by hand.
 #
-# One thing is there for speed. Where many updates follow one another, as in the settings for CartPole
-# of the RL Zoo, a collection of tuned agents (128 updates after every 256 steps), the target network
-# rests between its copies, so it can value the successors of several batches in one pass. `batches`
-# draws them together and hands them out one by one. The result is that of one batch at a time.
+# One thing is there for speed. Where many updates follow one another, as in the settings for
+# CartPole of the RL Zoo, a collection of tuned agents (128 updates after every 256 steps), the
+# target network rests between its copies, so it can value the successors of several batches in one
+# pass. `batches` draws them together and hands them out one by one. The result is that of one batch
+# at a time.
 
 # %%
 #| export
@@ -993,15 +995,15 @@ for name, run in ablations["runs"].items():
     print(f"{name:>20}: last evaluations, mean {np.mean(run['final']):5.0f}, seeds", *run["final"])
 
 # %% [markdown]
-# **n-step returns** buy the most by far: without them the mean of the last evaluations falls to less
-# than half. **The scaled angle** is worth some 60 points and, what matters more, reliability.
-# Without **replay** the agent learns more slowly, and one seed of five ends at 364; without **Double**
-# one falls to 232 on the way and ends at 417; the intervals of both overlap with that of the whole.
-# And **the target network buys nothing here**. A likely reason: with 10-step returns an error in the
-# values shrinks to $\gamma^{10} \approx 0.90$ of itself from one target to the next, with 1-step
-# returns only to 0.99, so errors that chase themselves die out sooner. With 1-step returns it is
-# another story, as you will see in Exercise 1. This is what ablations are for: a part that is known
-# to be important need not be important in your task.
+# **n-step returns** buy the most by far: without them the mean of the last evaluations falls to
+# less than half. **The scaled angle** is worth some 60 points and, what matters more, reliability.
+# Without **replay** the agent learns more slowly, and one seed of five ends at 364; without
+# **Double** one falls to 232 on the way and ends at 417; the intervals of both overlap with that of
+# the whole. And **the target network buys nothing here**. A likely reason: with 10-step returns an
+# error in the values shrinks to $\gamma^{10} \approx 0.90$ of itself from one target to the next,
+# with 1-step returns only to 0.99, so errors that chase themselves die out sooner. With 1-step
+# returns it is another story, as you will see in Exercise 1. This is what ablations are for: a part
+# that is known to be important need not be important in your task.
 #
 # ## Honest edges
 #
@@ -1026,8 +1028,8 @@ for name, run in ablations["runs"].items():
 # ## Exercises
 #
 # **Exercise 1.** Take the target network away in the live run (`tau=1.0, target_every=1`) and print
-# `q_mean` along the history, with 10-step returns and with 1-step returns. No return of CartPole can
-# exceed $1/(1-\gamma) = 100$ discounted. What do you see?
+# `q_mean` along the history, with 10-step returns and with 1-step returns. No return of CartPole
+# can exceed $1/(1-\gamma) = 100$ discounted. What do you see?
 #
 # <details>
 # <summary>Solution</summary>

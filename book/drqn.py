@@ -14,11 +14,12 @@
 # %% [markdown]
 # # DRQN: an agent that remembers
 #
-# A Q-network sees one observation at a time. Where one observation does not tell all, which is called
-# partial observability, no amount of training helps it. In this chapter you give DQN a memory: an
-# LSTM between the observations and the values, a replay buffer that keeps pieces of episodes instead
-# of single steps, and a loss over sequences. At the end an agent that sees neither the speed of the
-# cart nor that of the pole keeps the pole up, and you can read the hidden speeds off its memory.
+# A Q-network sees one observation at a time. Where one observation does not tell all, which is
+# called partial observability, no amount of training helps it. In this chapter you give DQN a
+# memory: an LSTM between the observations and the values, a replay buffer that keeps pieces of
+# episodes instead of single steps, and a loss over sequences. At the end an agent that sees neither
+# the speed of the cart nor that of the pole keeps the pole up, and you can read the hidden speeds
+# off its memory.
 #
 # | | |
 # |---|---|
@@ -1017,7 +1018,8 @@ plt.show()
 # **How long must a chunk be?** In the T-maze of length 10 the turn is ten steps after the cue, so a
 # chunk must hold eleven. All agents below store the memory at the start of each chunk, so in
 # principle a short chunk could live on what an earlier one put there. But nothing would teach the
-# earlier one to put it there: the gradient of the turn ends at the start of its chunk, after the cue.
+# earlier one to put it there: the gradient of the turn ends at the start of its chunk, after the
+# cue.
 
 # %% tags=["hide-input"]
 result = load_result("results/drqn_tmaze.json")
@@ -1141,9 +1143,9 @@ assert ratio < 2
 #
 # A chunk must hold cue and turn. Each random action that does not lead forward adds a step between
 # them, so early in training most episodes are longer than 11 steps and cross the chunk's border.
-# With a small ε the greedy way becomes short enough and chunks hold both. With ε = 0.3 a random action
-# fails to go forward more often than not, an episode takes noticeably more than 11 steps on average,
-# and few chunks hold both ends. Try `chunk_length=11` with both floors.
+# With a small ε the greedy way becomes short enough and chunks hold both. With ε = 0.3 a random
+# action fails to go forward more often than not, an episode takes noticeably more than 11 steps on
+# average, and few chunks hold both ends. Try `chunk_length=11` with both floors.
 #
 # ```python
 # from rlbook.envs import make_env

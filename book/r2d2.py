@@ -15,10 +15,10 @@
 # # R2D2: replaying what surprised you
 #
 # DRQN draws its chunks blindly, and starts each from a memory that an older network wrote. R2D2
-# changes both: the more a chunk surprised it, the more often it draws it, which is called prioritised
-# replay, and it lets the network of today read a few steps before it is asked anything. In this
-# chapter you build the two on top of [DRQN](drqn.ipynb), with a sum tree that draws from a million
-# chunks in a few times the time of a thousand, and measure what each part is worth.
+# changes both: the more a chunk surprised it, the more often it draws it, which is called
+# prioritised replay, and it lets the network of today read a few steps before it is asked anything.
+# In this chapter you build the two on top of [DRQN](drqn.ipynb), with a sum tree that draws from a
+# million chunks in a few times the time of a thousand, and measure what each part is worth.
 #
 # | | |
 # |---|---|
@@ -223,10 +223,10 @@ assert tenth > 0.2  # chunks that are all alike would give 0.1
 # ## The sum tree
 #
 # Draw chunk $i$ with probability $P(i) = p_i^\alpha / \sum_j p_j^\alpha$, where $p_i$ is its
-# priority, and call $p_i^\alpha$ its mass. Laying the masses end to end and pointing at random would
-# do, but finding the chunk under the point takes a pass over all of them. A binary tree in which each
-# node holds the sum below it finds it in $\log_2 N$ steps: go left if the point lies in the left sum,
-# else subtract that and go right. A new mass changes only the sums on its way up.
+# priority, and call $p_i^\alpha$ its mass. Laying the masses end to end and pointing at random
+# would do, but finding the chunk under the point takes a pass over all of them. A binary tree in
+# which each node holds the sum below it finds it in $\log_2 N$ steps: go left if the point lies in
+# the left sum, else subtract that and go right. A new mass changes only the sums on its way up.
 
 # %%
 #| export
@@ -286,8 +286,8 @@ assert tree.find(np.array([0.5, 1.5, 4.5, 7.9])).tolist() == [0, 1, 2, 3]
 #
 # $$w_i = \bigl(N\,P(i)\bigr)^{-\beta} \Big/ \max_j \bigl(N\,P(j)\bigr)^{-\beta} ,$$
 #
-# where $j$ runs over the batch, fully when $\beta$ has risen to 1 at the end of training. Dividing by
-# the largest keeps them from making steps larger.
+# where $j$ runs over the batch, fully when $\beta$ has risen to 1 at the end of training. Dividing
+# by the largest keeps them from making steps larger.
 #
 # **Room for burn-in.** The first `burn_in` steps of a chunk will only be read. At the start of an
 # episode there is nothing to read, and nothing needed: the memory is zero, and known. So the first
@@ -859,8 +859,8 @@ ax.set(xlabel="priority in the tree", ylabel="priority now")
 plt.show()
 
 # %% [markdown]
-# It does: nearly all dots lie on the diagonal. The column at the right is new chunks, stored with the
-# highest priority so far and not drawn yet.
+# It does: nearly all dots lie on the diagonal. The column at the right is new chunks, stored with
+# the highest priority so far and not drawn yet.
 #
 # ## What each part buys
 #
@@ -922,11 +922,11 @@ for name, run in result["runs"].items():
 # | rewards | rescaled values, no clipping | × 0.1 on CartPole, rescaling as a setting |
 # | target network | a copy every 2,500 updates | moves 1 % at each update |
 #
-# The paper's results are scores on 57 Atari games, from far more frames than a laptop can play; ours
-# is a pole, and the two cannot be set side by side. What can be compared is on this task: RL Zoo
-# reports 500 for its recurrent PPO after 100,000 steps, from one run, and RLlib's tuned examples ask
-# 350 of an LSTM-DQN within two million steps and 150 of R2D2 within one million. The first figure of
-# this chapter is ours.
+# The paper's results are scores on 57 Atari games, from far more frames than a laptop can play;
+# ours is a pole, and the two cannot be set side by side. What can be compared is on this task: RL
+# Zoo reports 500 for its recurrent PPO after 100,000 steps, from one run, and RLlib's tuned
+# examples ask 350 of an LSTM-DQN within two million steps and 150 of R2D2 within one million. The
+# first figure of this chapter is ours.
 #
 # What this version does not claim: images, continuous actions, acting in other processes.
 #

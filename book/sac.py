@@ -384,7 +384,7 @@ torch.testing.assert_close(loss, torch.tensor(0.0625))
 # Here $a$ depends on the network, through $u = \mu + \sigma\epsilon$ and $a = \tanh u$, so the slope
 # has two parts. $\log\pi$ has $-\log(1 - \tanh^2 u)$ in it, with the slope $2a$. And $Q$ has the
 # slope $\partial Q/\partial a$, which the critics give by their backward pass, times
-# $1 - a^2$, that of tanh. For one sample, and a batch divides by its size:
+# $1 - a^2$, that of tanh. For one sample (a batch divides by its size):
 #
 # $$\frac{\partial L_\pi}{\partial \mu} = 2\alpha a - \frac{\partial Q}{\partial a}\,(1 - a^2),
 # \qquad
@@ -791,8 +791,8 @@ assert sac_scores[-1] > -0.3
 
 # %% [markdown]
 # Now Pendulum-v1: a torque of at most 2 is too weak to lift the pole, so it has to be swung. An
-# episode is 200 steps; −1200 is about what random torques score, and −150 is swinging up at once and
-# staying. DQN gets its best chance, five torques and the same 5,000 steps, network, batch and
+# episode is 200 steps; −1200 is about what random torques score, and −150 is swinging up at once
+# and staying. DQN gets its best chance, five torques and the same 5,000 steps, network, batch and
 # number of updates.
 
 # %%
@@ -838,14 +838,15 @@ assert run.curve("eval_return_mean")[1].max() > -250  # it swings up, whatever c
 
 # %% [markdown]
 # DQN with five torques swings up, too: one joint is no reason for an actor. What SAC has gained is
-# that the same code aims five joints at once. And one seed is one seed: an agent that has learned may
-# fall back for a while. In the figure at the top seed 1 is at −134 after 5,000 steps, at −348 after
-# 6,000 and at −164 after 7,000. So the assert asks for the best evaluation, not for the last.
+# that the same code aims five joints at once. And one seed is one seed: an agent that has learned
+# may fall back for a while. Of the stored runs that made the first figure, seed 1 is at −134 after
+# 5,000 steps, at −348 after 6,000 and at −164 after 7,000. So the assert asks for the best
+# evaluation, not for the last.
 #
 # The thermostat at work. The entropy, in *nats* since its logarithm is the natural one, starts near
-# that of a uniform choice, $\log 2 \approx 0.69$, falls as the policy grows sure, and is then held at
-# its target of −1. The temperature falls as long as the policy is more random than asked, and stays
-# where it balances.
+# that of a uniform choice, $\log 2 \approx 0.69$, falls as the policy grows sure, and is then held
+# at its target of −1. The temperature falls as long as the policy is more random than asked, and
+# stays where it balances.
 
 # %%
 fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4))
@@ -866,11 +867,9 @@ assert entropy[-5:].mean() < entropy[0]
 # %%
 env = make_env("Pendulum-v1", render_mode="rgb_array")
 obs, _ = env.reset(seed=3)
-frames, torques = [env.render()], []
+frames = [env.render()]
 for _ in range(80):
-    action, _ = agent.predict(obs)
-    torques.append(float(action[0]))
-    obs, *_ = env.step(action)
+    obs, *_ = env.step(agent.predict(obs)[0])
     frames.append(env.render())
 env.close()
 times_shown = [f"{0.05 * step:.1f} s" for step in np.linspace(0, 80, 8).round()]
@@ -984,11 +983,11 @@ assert final.min() >= -200
 # <summary>Solution</summary>
 #
 # The value of the mixture of old policies that filled the buffer, as SARSA would, the method that
-# learns from state, action, reward, state and action just as they were played: the critics would lag
-# behind the policy by half a buffer. With the fresh action the transition only has to tell what the
-# *environment* does. Say there are two next actions, worth 0 and 1, of which the old policy took the
-# better one time in ten, and the new one takes it nine times in ten. The mean target is what a critic
-# learns:
+# learns from state, action, reward, state and action just as they were played: the critics would
+# lag behind the policy by half a buffer. With the fresh action the transition only has to tell what
+# the *environment* does. Say there are two next actions, worth 0 and 1, of which the old policy
+# took the better one time in ten, and the new one takes it nine times in ten. The mean target is
+# what a critic learns:
 #
 # ```python
 # nothing = torch.zeros(10_000)  # no reward, no end, no bonus
