@@ -14,11 +14,12 @@
 # %% [markdown]
 # # DRQN: an agent that remembers
 #
-# A Q-network sees one observation at a time. Where one observation does not tell all, which is called
-# partial observability, no amount of training helps it. In this chapter you give DQN a memory: an LSTM between the observations and the
-# values, a replay buffer that keeps pieces of episodes instead of single steps, and a loss over
-# sequences. At the end an agent that sees neither the speed of the cart nor that of the pole keeps the
-# pole up, and you can read the hidden speeds off its memory.
+# A Q-network sees one observation at a time. Where one observation does not tell all, which is
+# called partial observability, no amount of training helps it. In this chapter you give DQN a
+# memory: an LSTM between the observations and the values, a replay buffer that keeps pieces of
+# episodes instead of single steps, and a loss over sequences. At the end an agent that sees neither
+# the speed of the cart nor that of the pole keeps the pole up, and you can read the hidden speeds
+# off its memory.
 #
 # | | |
 # |---|---|
@@ -46,11 +47,11 @@ from rlbook.dqn import (
     MLP,
     Adam,
     DQNConfig,
-    distance,
     dqn_target,
     epsilon_greedy,
     flatten_parameters,
     gradient_step,
+    loss_and_slope,
 )
 from rlbook.envs import derive_seed
 from rlbook.replay import ReplayBuffer
@@ -108,7 +109,7 @@ env = make_env("rlbook/TMaze-v0", {"length": 3})
 obs, _ = env.reset(seed=0)
 print("start   ", obs)
 for place in ("corridor", "corridor", "junction"):
-    obs, reward, terminated, truncated, _ = env.step(env.action_space.n - 1)  # forward
+    obs, reward, terminated, truncated, _ = env.step(0)  # in the corridor any action leads on
     print(place, obs)
 
 # %% [markdown]
@@ -575,15 +576,15 @@ def sequence_loss(
         taken = torch.where(mask, action, 0).unsqueeze(2)  # a padded action may be no action at all
         chosen = q.gather(2, taken).squeeze(2)
         error = torch.where(mask, chosen - target, 0.0)
-        each, rise = distance(error, huber)  # the loss of one step, and its slope
+        each, slope = loss_and_slope(error, huber)  # the loss of one step, and its slope
         share = weights / mask.sum()
-        slope = torch.zeros_like(q).scatter_(2, taken, (rise * share).unsqueeze(2))
+        gradient = torch.zeros_like(q).scatter_(2, taken, (slope * share).unsqueeze(2))
         loss = (each * share).sum()
         valued = torch.where(mask, chosen, 0.0)
         sums = torch.stack([valued, valued - error, error.abs()]).sum(dim=(1, 2)) / mask.sum()
     names = ("q_mean", "target_mean", "td_error_abs")
     metrics = {"loss": loss, **dict(zip(names, sums, strict=True))}
-    return KnownSlope.apply(q, loss, slope), metrics, error
+    return KnownSlope.apply(q, loss, gradient), metrics, error
 
 
 # %%
@@ -1014,10 +1015,11 @@ plt.show()
 # %% [markdown]
 # ## What each part buys
 #
-# **How long must a chunk be?** In the T-maze of length 10 the turn is eleven steps after the cue.
-# All agents below store the memory at the start of each chunk, so in principle a short chunk could
-# live on what an earlier one put there. But nothing would teach the earlier one to put it there:
-# the gradient of the turn ends at the start of its chunk, after the cue.
+# **How long must a chunk be?** In the T-maze of length 10 the turn is ten steps after the cue, so a
+# chunk must hold eleven. All agents below store the memory at the start of each chunk, so in
+# principle a short chunk could live on what an earlier one put there. But nothing would teach the
+# earlier one to put it there: the gradient of the turn ends at the start of its chunk, after the
+# cue.
 
 # %% tags=["hide-input"]
 result = load_result("results/drqn_tmaze.json")
@@ -1026,7 +1028,7 @@ for (name, run), color in zip(result["runs"].items(), PALETTE, strict=False):
     plot_band(ax, run["steps"], run["returns"], name, color)
 ax.axhline(0.5, color=COLORS["reference"], linestyle="--", linewidth=1)
 ax.set(xlabel="environment steps", ylabel="success (share)", ylim=(0, 1.05))
-ax.set_title("T-maze of length 10: mean of the seeds, 95 % interval")
+ax.set_title("T-maze of length 10: mean of six seeds, 95 % interval")
 ax.legend()
 print(result["command"])
 plt.show()
@@ -1132,17 +1134,18 @@ assert ratio < 2
 #
 # ## Exercises
 #
-# **Exercise 1.** In the T-maze of length 10 the shortest way takes 11 steps. Is a chunk of 11
-# enough while the agent still explores? What if `epsilon_floor` is 0.3?
+# **Exercise 1.** With `env_kwargs={"length": 10, "walk": True}` only a third action leads on. The
+# shortest way still takes 11 steps. Is a chunk of 11 enough while the agent explores? What if
+# `epsilon_floor` is 0.3?
 #
 # <details>
 # <summary>Solution</summary>
 #
 # A chunk must hold cue and turn. Each random action that does not lead forward adds a step between
 # them, so early in training most episodes are longer than 11 steps and cross the chunk's border.
-# With a small ε the greedy way becomes short enough and chunks hold both. With ε = 0.3 in the maze
-# above, a random action fails to go forward more often than not, an episode takes noticeably more
-# than 11 steps on average, and few chunks hold both ends. Try `chunk_length=11` with both floors.
+# With a small ε the greedy way becomes short enough and chunks hold both. With ε = 0.3 a random
+# action fails to go forward more often than not, an episode takes noticeably more than 11 steps on
+# average, and few chunks hold both ends. Try `chunk_length=11` with both floors.
 #
 # ```python
 # from rlbook.envs import make_env
@@ -1258,8 +1261,8 @@ assert not torch.allclose(values[0][3:], values[1][3:], atol=0.01)
 #
 # The last two observations side by side: their difference is the velocity (times 0.02 s). Atari
 # agents do this with four frames. It works whenever a fixed, short past is enough. In a T-maze of
-# length 10 you would need the last eleven, and the agent that explores needs more: a window has an
-# end, a memory is told by learning what to keep.
+# length 10 you would need the last eleven, and with `walk` an agent that explores needs more: a
+# window has an end, a memory is told by learning what to keep.
 #
 # ```python
 # from rlbook.envs import make_env

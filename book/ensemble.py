@@ -157,9 +157,12 @@ assert forward_pass(x, unpack(rows[1], SIZES))[0].tolist() == [[1.5], [0.0]]  # 
 # Say you know $\delta$, the slope of a loss with respect to the outputs. The chain rule goes back
 # layer by layer. With $x$ the input of a layer and $\delta$ the slope at its output,
 #
-# $$\frac{\partial}{\partial W} = x^\top \delta, \qquad
-# \frac{\partial}{\partial b} = \sum_{\text{batch}} \delta, \qquad
+# $$\frac{\partial L}{\partial W} = x^\top \delta, \qquad
+# \frac{\partial L}{\partial b} = \sum_{\text{batch}} \delta, \qquad
 # \delta \leftarrow \delta\, W^\top \text{, and zero where ReLU was shut } (x = 0).$$
+#
+# Here a weight is (inputs, outputs) and a batch has its samples in rows; in DQN's `nn.Linear` it is
+# (outputs, inputs).
 #
 # Both gradients are wanted when critics learn; when they only judge, while a policy learns, the
 # slope with respect to their input is enough, and the gradients of the weights, a third of all
@@ -404,14 +407,17 @@ lists = {n: [MLP(WIDTHS) for _ in range(n)] for n in MEMBERS}
 whole = {n: Ensemble(WIDTHS, n) for n in MEMBERS}
 as_list = [milliseconds(lambda n=n: list_gradient(lists[n], x)) for n in MEMBERS]
 as_one = [milliseconds(lambda n=n: ensemble_gradient(whole[n], x)) for n in MEMBERS]
+print("the list takes", ", ".join(f"{a / b:.1f}" for a, b in zip(as_list, as_one, strict=True)),
+      "times as long")
+assert as_one[-1] < as_list[-1]
+
+# %%
 fig, ax = plt.subplots()
 ax.plot(MEMBERS, as_list, marker="o", color=COLORS["reference"], label="list, autograd")
 ax.plot(MEMBERS, as_one, marker="o", color=PALETTE[0], label="ensemble, by hand")
 ax.set(xlabel="networks", ylabel="time of one gradient (ms)", xticks=MEMBERS, ylim=(0, None))
 ax.legend()
-print("the list takes", ", ".join(f"{a / b:.1f}" for a, b in zip(as_list, as_one, strict=True)),
-      "times as long")
-assert as_one[-1] < as_list[-1]
+plt.show()
 
 # %% [markdown]
 # The advantage is largest for small networks. With two layers of 256 units the products rule, and
@@ -422,7 +428,7 @@ assert as_one[-1] < as_list[-1]
 # - Only ReLU, only fully connected layers, and one input for all members.
 # - `threshold_backward` is the operation behind the gradient of `torch.relu`; it is called here with
 #   an output to write into, to save a pass over memory.
-# - On a GPU a batched product does pay, and the reasons of this chapter are others there.
+# - On a GPU the batched product itself is faster, so the reasons are different there.
 #
 # ## Exercises
 #
@@ -450,7 +456,7 @@ assert as_one[-1] < as_list[-1]
 #
 # One forward, one for the gradient of the middle weights ($x^\top\delta$), one to bring $\delta$
 # back through them: three. A member that judges needs the first and the last. The thin first and
-# last layers hardly count: they have 5 and 1 of 262 rows.
+# last layers hardly count: they have 1,024 and 256 of 66,816 weights.
 #
 # ```python
 # (first, _), (middle, _), (last, _) = unpack(torch.zeros(1, 67_329), ((4, 256), (256, 256), (256, 1)))
@@ -496,8 +502,8 @@ for example in ([[0.5, 0.25]], [[0.5, -1.0]]):
 # </details>
 
 # %% [markdown]
-# **Exercise 4.** Adding the bias is a pass over memory of its own. Could you do without biases by giving every layer's
-# input a last column of ones? What would it cost?
+# **Exercise 4.** Adding the bias is a pass over memory of its own. Could you do without biases by
+# giving every layer's input a last column of ones? What would it cost?
 #
 # <details>
 # <summary>Solution</summary>
@@ -522,7 +528,8 @@ for example in ([[0.5, 0.25]], [[0.5, -1.0]]):
 #
 # critics = Ensemble((14, 256, 256, 1), members=10)
 # critics.outputs(x)                             # (10, batch, 1), for autograd
-# critics.learn(x, lambda out: 2 * (out - y))    # by hand: leaves the gradient of the squared errors
+# critics.learn(x, lambda out: 2 * (out - y))    # y is (batch, 1); leaves the gradient of the
+#                                                # squared errors
 # ```
 #
 # ## References

@@ -15,7 +15,8 @@
 # # Notation
 #
 # The symbols of the book and the names that stand for them in the code. One symbol has one meaning,
-# but for a few letters that papers use twice: these have [a table of their own](#letters-with-two-meanings).
+# but for a few letters that papers use twice: these have
+# [a table of their own](#letters-with-two-meanings).
 #
 # ## Steps and episodes
 #
@@ -51,25 +52,25 @@
 # | $f$ | `encoder` | the network that turns an image into features |
 # | $\pi(a \mid s)$ | `actor` | a policy: the probability, or the density, of an action |
 # | $\mu$, $\sigma$ | `mean`, `std` | the mean and the spread of a Gaussian policy before it is squashed, or of noise |
-# | $u$ | `unbounded` | the action before it is squashed: $a = \tanh u$ |
+# | $u$ | `u`, `unbounded` | the action before it is squashed: $a = \tanh u$ |
 # | $\alpha$ | `alpha` | the temperature: what entropy is worth |
 # | $\bar{\mathcal H}$ | `target_entropy` | the entropy that the temperature aims at |
-# | $N$, $M$ | `critics`, `subset` | critics of an ensemble, and those that make one target |
+# | $N$, $M$ | `num_critics`, `subset_size` | critics of an ensemble, and those that make one target |
 #
 # ## Learning
 #
 # | symbol | in the code | meaning |
 # |---|---|---|
-# | $y$, $y_t$ | `target` | what a value is trained towards |
+# | $y$, $y_t$ | `y`, `target` | what a value is trained towards |
 # | $\delta$ | `td_error` | the TD error, $Q(s, a) - y$ |
 # | $L$ | `loss` | a loss; $L_\pi$ is that of an actor, $L_\alpha$ that of the temperature |
 # | $B$ | `batch_size` | the size of a batch |
 # | $m_{t,b}$ | `mask` | 1 for a step that counts, 0 for padding; $b$ is the place in the batch |
 # | $\varepsilon$, $T_\varepsilon$ | `epsilon`, `epsilon_steps` | the probability of a random action, and the steps in which it falls |
-# | $p_i$, $\eta$ | `eta` | the priority of chunk $i$, and the share of the largest TD error in it |
+# | $p_i$, $\eta$ | `priorities`, `eta` | the priority of chunk $i$, and the share of the largest TD error in it |
 # | $P(i)$, $w_i$ | `weights` | the chance that chunk $i$ is drawn, and its importance weight |
 # | $\beta$ | `beta` | the power of an importance weight |
-# | $\Delta y$, $\Delta x$ | | the shift of an image, down and to the right |
+# | $\Delta y$, $\Delta x$ | | the corner, down and to the right, at which a padded image is cut |
 # | $\lambda$ | `penalty` | what a large action costs before it is squashed |
 #
 # ## Statistics

@@ -108,7 +108,8 @@ except ValueError as error:
 # five levels it takes $5^d$ outputs, and each of them has to be tried. `Aim` is the smallest
 # environment that shows it: you see a point, and the reward says how far your action was from it,
 # $r = -\operatorname{mean}_i (a_i - x_i)^2$. Playing at random scores $-\tfrac23$, since a
-# difference of two uniform numbers in $[-1, 1]$ has the variance $\tfrac13 + \tfrac13$.
+# difference of two uniform numbers in $[-1, 1]$ has the variance $\tfrac13 + \tfrac13$ (with five
+# levels $-\tfrac56$, since those have the variance $\tfrac12$).
 
 # %%
 class Aim(gym.Env[np.ndarray, Any]):
@@ -251,7 +252,7 @@ for row in axes:
 # smaller. Say they claim 3.0 and 2.4: SAC uses 2.4.
 #
 # Two networks could be two objects. They are an [ensemble](ensemble.ipynb) instead: one matrix of
-# weights, one batched product, forward and backward passes that we wrote ourselves. The next
+# weights, one step of Adam, forward and backward passes that we wrote ourselves. The next
 # chapter takes ten of them. What a critic adds is only that it looks at two things side by side.
 
 # %%
@@ -387,7 +388,7 @@ torch.testing.assert_close(loss, torch.tensor(0.0625))
 # Here $a$ depends on the network, through $u = \mu + \sigma\epsilon$ and $a = \tanh u$, so the slope
 # has two parts. $\log\pi$ has $-\log(1 - \tanh^2 u)$ in it, with the slope $2a$. And $Q$ has the
 # slope $\partial Q/\partial a$, which the critics give by their backward pass, times
-# $1 - a^2$, that of tanh:
+# $1 - a^2$, that of tanh. For one sample (a batch divides by its size):
 #
 # $$\frac{\partial L_\pi}{\partial \mu} = 2\alpha a - \frac{\partial Q}{\partial a}\,(1 - a^2),
 # \qquad
@@ -457,7 +458,8 @@ torch.testing.assert_close(slope, torch.tensor(1.5))
 #
 # Actor and critics together. The actor is an ensemble of one, with two outputs per joint. Its log σ
 # is held between −20 and 2: below, the density overflows; above, the policy is all extremes.
-# `share` says which critics the policy listens to: SAC's to the one that says least.
+# `share` says which critics the policy listens to: SAC's policy listens to the one with the lowest
+# value.
 #
 # `draw` runs the actor and keeps what the way back needs, and `actor_slopes` goes that way: from
 # the slopes above to those of the weights. A log σ that was held has no slope.
@@ -580,8 +582,8 @@ except ValueError as error:
 # ## Settings
 #
 # Each is a flag, a key in YAML and a keyword at once, as [settings](settings.ipynb) has it. Two of
-# them are only of use in the next chapter: how many updates follow each step, and how many of them
-# pass before the policy moves.
+# them are only of use in the next chapter: how many updates follow each step, which is called the
+# update-to-data ratio or UTD, and how many of them pass before the policy moves.
 
 # %%
 #| export
@@ -612,8 +614,9 @@ class SACConfig(Config):
 #
 # The buffer is [the ring of the replay chapter](replay.ipynb), with actions stored in $(-1, 1)$.
 # What is new stands in `update`: the actor runs once, for the observations and their successors
-# together; the critics are taught by the loss; the policy and the temperature by the slopes above.
-# One step of Adam moves them all.
+# together; the critics are taught by the slope of the loss; the policy and the temperature by the
+# slopes above. One step of Adam moves them all. (`sac_loss` is what you and the tests call with
+# numbers made by hand.)
 #
 # Chance has owners: a NumPy generator for acting, a torch generator for the noise of updates. Both
 # are part of the agent's state, so that a resumed run draws what the uninterrupted one would have
@@ -633,7 +636,7 @@ class SAC(Agent):
     action_space: gym.spaces.Box
 
     def build(self) -> None:
-        """Make model, target critics, optimisers and buffer."""
+        """Make model, target critics, optimiser and buffer."""
         config, space = self.config, self.action_space
         check_bounds(config.env_id, space)
         self.scale = ActionScale(space)
@@ -793,8 +796,8 @@ assert sac_scores[-1] > -0.3
 
 # %% [markdown]
 # Now Pendulum-v1: a torque of at most 2 is too weak to lift the pole, so it has to be swung. An
-# episode is 200 steps, a return of −1200 is hanging about, and −150 is swinging up at once and
-# staying. DQN gets its best chance, five torques and the same 5,000 steps, network, batch and
+# episode is 200 steps; −1200 is about what random torques score, and −150 is swinging up at once
+# and staying. DQN gets its best chance, five torques and the same 5,000 steps, network, batch and
 # number of updates.
 
 # %%
@@ -836,15 +839,19 @@ ax.legend()
 final = agent.evaluate(episodes=20)
 low, high = final.interval
 print(f"SAC after 5,000 steps: {final.mean:.0f}, 95 % interval {low:.0f} to {high:.0f}")
-assert final.mean > -400
+assert run.curve("eval_return_mean")[1].max() > -250  # it swings up, whatever comes after
 
 # %% [markdown]
-# DQN with five torques keeps up: one joint is no reason for an actor. What SAC has gained is that
-# the same code aims five joints at once.
+# DQN with five torques swings up, too: one joint is no reason for an actor. What SAC has gained is
+# that the same code aims five joints at once. And one seed is one seed: an agent that has learned
+# may fall back for a while. Of the stored runs that made the first figure, seed 1 is at −134 after
+# 5,000 steps, at −348 after 6,000 and at −164 after 7,000. So the assert asks for the best
+# evaluation, not for the last.
 #
-# The thermostat at work. The entropy starts near that of a uniform choice, $\log 2 \approx 0.69$,
-# falls as the policy grows sure, and is then held at its target of −1. The temperature falls as
-# long as the policy is more random than asked, and stays where it balances.
+# The thermostat at work. The entropy, in *nats* since its logarithm is the natural one, starts near
+# that of a uniform choice, $\log 2 \approx 0.69$, falls as the policy grows sure, and is then held
+# at its target of −1. The temperature falls as long as the policy is more random than asked, and
+# stays where it balances.
 
 # %%
 fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4))
@@ -865,11 +872,9 @@ assert entropy[-5:].mean() < entropy[0]
 # %%
 env = make_env("Pendulum-v1", render_mode="rgb_array")
 obs, _ = env.reset(seed=3)
-frames, torques = [env.render()], []
+frames = [env.render()]
 for _ in range(80):
-    action, _ = agent.predict(obs)
-    torques.append(float(action[0]))
-    obs, *_ = env.step(action)
+    obs, *_ = env.step(agent.predict(obs)[0])
     frames.append(env.render())
 env.close()
 times_shown = [f"{0.05 * step:.1f} s" for step in np.linspace(0, 80, 8).round()]
@@ -897,7 +902,8 @@ extent = (-np.pi, np.pi, -2.0, 2.0)
 labels = ("angle (rad), 0 is up", "torque (N m)", "smaller Q-value")
 plot_heatmap(ax, values.reshape(grid_angle.shape), extent, *labels)
 ax.plot(angles, agent.predict(still(angles))[0], ".", color="black", markersize=3)
-assert values.max() > values.min()
+best = grid_angle.ravel()[values.argmax()]
+assert abs(best) < 1  # the value is highest near the top
 
 # %% [markdown]
 # ## What each part buys
@@ -940,8 +946,8 @@ label_curves(ax, "Pendulum-v1")
 #   chapter can run it.
 # - **Warm-up** is by random actions within the bounds, with no updates meanwhile.
 #
-# The papers do not test on Pendulum. RL Zoo reports −157 for SAC at 20,000 steps from one run; the cell
-# prints ours at 10,000, for five. What this chapter does not claim: scores on MuJoCo at the
+# The papers do not test on Pendulum. RL Zoo reports −157 for SAC at 20,000 steps from one run; the
+# cell prints ours at 10,000, for five. What this chapter does not claim: scores on MuJoCo at the
 # papers' million steps. The next chapter runs SAC on Hopper for 15,000, as a rival.
 
 # %%
@@ -981,14 +987,19 @@ assert final.min() >= -200
 # <details>
 # <summary>Solution</summary>
 #
-# The value of the mixture of old policies that filled the buffer, as SARSA would: the critics
-# would lag behind the policy by half a buffer. With the fresh action the transition only has to
-# tell what the *environment* does. Say there are two actions, worth 0 and 1, of which the old policy
-# took the better one time in ten, and the new one takes it nine times in ten:
+# The value of the mixture of old policies that filled the buffer, as SARSA would, the method that
+# learns from state, action, reward, state and action just as they were played: the critics would
+# lag behind the policy by half a buffer. With the fresh action the transition only has to tell what
+# the *environment* does. Say there are two next actions, worth 0 and 1, of which the old policy
+# took the better one time in ten, and the new one takes it nine times in ten. The mean target is
+# what a critic learns:
 #
 # ```python
-# worth, old, new = np.array([0.0, 1.0]), np.array([0.9, 0.1]), np.array([0.1, 0.9])
-# assert (old @ worth, new @ worth) == (0.1, 0.9)  # what is learned from stored and fresh actions
+# nothing = torch.zeros(10_000)  # no reward, no end, no bonus
+# for better in (0.1, 0.9):  # how often: among the stored next actions, and among the fresh ones
+#     next_q = (torch.rand(10_000, 1) < better).float()  # (batch, critics)
+#     y = sac_target(nothing, nothing + 1, nothing.bool(), next_q, nothing, torch.tensor(0.2))
+#     assert abs(y.mean().item() - better) < 0.02
 # ```
 #
 # </details>
@@ -1034,7 +1045,7 @@ buggy_target(terminated=torch.tensor([False, True]), **two)
 #
 # `keepdim=True` makes the values `(batch, 1)`, and minus a `(batch,)` gives `(batch, batch)`: each
 # row has the targets of all steps, and the mean over them pulls every value to the average. The
-# target has to be `(batch,)`; `sac_loss` would have refused it:
+# target has to be `(batch,)`; `critic_loss` would have refused it:
 #
 # ```python
 # def buggy_target(

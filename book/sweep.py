@@ -901,6 +901,8 @@ assert not (folder / "runs/wrong").exists()
 #   update. Treat them as independent.
 # - Seconds are counted while several runs share a machine. Compare them within one sweep only.
 # - After a SIGKILL the seconds of the killed process are lost; the numbers of the run are not.
+# - A stored result names its day and the versions that made it. A later revision of this book may
+#   round differently, so the same seed may end elsewhere; the distribution over seeds should not.
 #
 # ## Exercises
 #

@@ -12,13 +12,13 @@ __all__ = [
     "check_shapes",
     "clip_gradients",
     "decayed",
-    "distance",
     "dqn_loss",
     "dqn_target",
     "epsilon_greedy",
     "flatten_parameters",
     "gradient_step",
     "linear_epsilon",
+    "loss_and_slope",
     "polyak_update",
     "td_loss",
     "td_slope",
@@ -76,7 +76,7 @@ class MLP(nn.Module):
 
     @torch.no_grad()
     def backward(self, inputs: list[Tensor], slope: Tensor) -> None:
-        """Write the gradient of all weights over the old one, given that of the output."""
+        """Write the gradient of all weights over the old one, a `.grad` that must exist."""
         for (weight, bias), x in zip(reversed(self.stack), reversed(inputs), strict=True):
             torch.mm(slope.t(), x, out=weight.grad)
             torch.sum(slope, dim=0, out=bias.grad)
@@ -168,7 +168,7 @@ def dqn_loss(
     return td_loss(q, action, target, huber)
 
 
-def distance(td_error: Tensor, huber: bool) -> tuple[Tensor, Tensor]:
+def loss_and_slope(td_error: Tensor, huber: bool) -> tuple[Tensor, Tensor]:
     """Return the squared (or Huber) loss of each TD error, and its slope."""
     if not huber:
         return td_error.square(), 2 * td_error
@@ -184,7 +184,7 @@ def td_slope(
     taken = action.unsqueeze(1)
     chosen = q.gather(1, taken).squeeze(1)  # (batch,)
     td_error = chosen - target
-    each, slope = distance(td_error, huber)
+    each, slope = loss_and_slope(td_error, huber)
     means = torch.stack([each, chosen, target, td_error.abs()]).mean(dim=1).tolist()
     names = ("loss", "q_mean", "target_mean", "td_error_abs")
     gradient = torch.zeros_like(q).scatter_(1, taken, slope.div_(len(q)).unsqueeze(1))
@@ -298,10 +298,12 @@ def apply_gradients(
     optimizer: torch.optim.Optimizer, lr: float, max_grad_norm: float | None
 ) -> None:
     """Move the weights of an optimiser against their gradients, clipped if asked."""
+    parts: list[Tensor] = []
     for group in optimizer.param_groups:
         group["lr"] = lr
-        if max_grad_norm is not None:
-            clip_gradients([part.grad for part in group["params"]], max_grad_norm)
+        parts += group["params"]
+    if max_grad_norm is not None:  # all groups are one vector
+        clip_gradients([part.grad for part in parts if part.grad is not None], max_grad_norm)
     optimizer.step()
 
 

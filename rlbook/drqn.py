@@ -33,11 +33,11 @@ from rlbook.dqn import (
     MLP,
     Adam,
     DQNConfig,
-    distance,
     dqn_target,
     epsilon_greedy,
     flatten_parameters,
     gradient_step,
+    loss_and_slope,
 )
 from rlbook.envs import derive_seed
 from rlbook.replay import ReplayBuffer
@@ -269,15 +269,15 @@ def sequence_loss(
         taken = torch.where(mask, action, 0).unsqueeze(2)  # a padded action may be no action at all
         chosen = q.gather(2, taken).squeeze(2)
         error = torch.where(mask, chosen - target, 0.0)
-        each, rise = distance(error, huber)  # the loss of one step, and its slope
+        each, slope = loss_and_slope(error, huber)  # the loss of one step, and its slope
         share = weights / mask.sum()
-        slope = torch.zeros_like(q).scatter_(2, taken, (rise * share).unsqueeze(2))
+        gradient = torch.zeros_like(q).scatter_(2, taken, (slope * share).unsqueeze(2))
         loss = (each * share).sum()
         valued = torch.where(mask, chosen, 0.0)
         sums = torch.stack([valued, valued - error, error.abs()]).sum(dim=(1, 2)) / mask.sum()
     names = ("q_mean", "target_mean", "td_error_abs")
     metrics = {"loss": loss, **dict(zip(names, sums, strict=True))}
-    return KnownSlope.apply(q, loss, slope), metrics, error
+    return KnownSlope.apply(q, loss, gradient), metrics, error
 
 
 def drqn_loss(

@@ -172,7 +172,7 @@ class PrioritizedRecurrentReplayBuffer(RecurrentReplayBuffer):
 
 
 # %% book/r2d2.py · Value rescaling
-RESCALE_EPSILON = 1e-3  # keeps the inverse from growing without bound
+RESCALE_EPSILON = 1e-3  # keeps the slope of the inverse bounded
 
 
 def rescale(x: Tensor) -> Tensor:

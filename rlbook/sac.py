@@ -271,7 +271,7 @@ class SAC(Agent):
     action_space: gym.spaces.Box
 
     def build(self) -> None:
-        """Make model, target critics, optimisers and buffer."""
+        """Make model, target critics, optimiser and buffer."""
         config, space = self.config, self.action_space
         check_bounds(config.env_id, space)
         self.scale = ActionScale(space)

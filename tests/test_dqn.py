@@ -18,6 +18,7 @@ from rlbook.dqn import (
     Adam,
     DQNConfig,
     QNetwork,
+    apply_gradients,
     clip_gradients,
     decayed,
     dqn_loss,
@@ -295,6 +296,15 @@ def test_clipping_keeps_the_direction_and_leaves_short_gradients_alone() -> None
     before = [g.clone() for g in gradients]
     clip_gradients(gradients, 2.0)
     assert all(torch.equal(one, two) for one, two in zip(gradients, before, strict=True))
+
+
+def test_groups_are_clipped_as_one_vector_and_weights_without_gradient_stay() -> None:
+    first, second, idle = (torch.zeros(1, requires_grad=True) for _ in range(3))
+    first.grad, second.grad = torch.tensor([3.0]), torch.tensor([4.0])
+    optimizer = torch.optim.SGD([{"params": [first, idle]}, {"params": [second]}], lr=1.0)
+    apply_gradients(optimizer, lr=0.5, max_grad_norm=1.0)
+    assert [first.item(), second.item()] == pytest.approx([-0.3, -0.4])
+    assert idle.item() == 0 and idle.grad is None
 
 
 @pytest.mark.parametrize("tau", [0.02, 0.5, 1.0])
