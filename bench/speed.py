@@ -319,7 +319,7 @@ def bare_recurrent(agent: Any) -> Work:
 def recurrent_products(agent: Any) -> Work:
     """Return the matrix products of a recurrent update."""
     config, steps = agent.config, agent.config.chunk_length + 1
-    encoder = (agent.inputs, *config.hidden)
+    encoder = (agent.sight.inputs, *config.hidden)
     works = []
     for learn in (True, False):
         works += layer_products(steps * config.batch_size, encoder, learn=learn)

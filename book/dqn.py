@@ -572,7 +572,7 @@ def flatten_parameters(network: nn.Module) -> nn.Parameter:
 class Adam(torch.optim.Adam):
     """Adam (Kingma & Ba 2015) in one fused operation a step; weights without gradient stay."""
 
-    # PyTorch imports its compiler, for two seconds, only to keep it off these: nobody compiles them.
+    # To keep its compiler off these, PyTorch would import it, for two seconds. No need.
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
     state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
     load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)

@@ -208,7 +208,7 @@ class LSTMQNetwork(nn.Module):
         for first, last in pairwise(sorted({0, *starts, len(obs)})):
             if first in starts:
                 state = self.reset_state(state, episode_start[first])
-            memory = state[0].unsqueeze(0), state[1].unsqueeze(0)  # the LSTM may have many layers
+            memory = state[0].unsqueeze(0), state[1].unsqueeze(0)  # (layers, batch, units)
             output, memory = self.lstm(encoded[first:last], memory)
             state = memory[0].squeeze(0), memory[1].squeeze(0)
             outputs.append(output)
@@ -218,10 +218,14 @@ class LSTMQNetwork(nn.Module):
         """Return the values (time, batch, actions) along (time, batch, inputs)."""
         return self.head(self.unroll(obs, state, episode_start)[0])
 
-    def act(self, obs: Tensor, state: State, episode_start: Tensor) -> tuple[Tensor, State]:
+    def act(
+        self, obs: Tensor, state: State, episode_start: Tensor | None = None
+    ) -> tuple[Tensor, State]:
         """Take one step: return the values (batch, actions) and the memory after it."""
-        output, state = self.unroll(obs[None], state, episode_start[None])
-        return self.head(output[0]), state
+        hidden, cell = state if episode_start is None else self.reset_state(state, episode_start)
+        weights = self.lstm.all_weights[0]
+        state = torch.lstm_cell(self.encoder(obs), (hidden, cell), *weights)  # quicker for one step
+        return self.head(state[0]), state
 
 
 # %% [markdown]
@@ -359,12 +363,13 @@ class Chunks:
     state: State  # (batch, units), twice
 
     @classmethod
-    def from_rows(cls, rows: np.ndarray) -> "Chunks":
-        """Turn rows, the batch first, into tensors with time first."""
+    def from_rows(cls, rows: np.ndarray, **more: Any) -> Self:
+        """Turn rows, the batch first, into tensors with time first; take what else there is."""
         parts = {name: rows[name] for name in rows.dtype.names or ()}
         state = torch.from_numpy(parts.pop("hidden")), torch.from_numpy(parts.pop("cell"))
         turned = {name: np.ascontiguousarray(part.swapaxes(0, 1)) for name, part in parts.items()}
-        return cls(state=state, **{name: torch.from_numpy(part) for name, part in turned.items()})
+        tensors = {name: torch.from_numpy(part) for name, part in turned.items()}
+        return cls(state=state, **tensors, **more)
 
     def to(self, device: torch.device) -> Self:
         """Move all tensors to a device."""
@@ -422,11 +427,13 @@ class RecurrentReplayBuffer:
 
     def begin(self, episode_start: np.ndarray, state: tuple[np.ndarray, np.ndarray]) -> None:
         """Keep the memory that a new chunk starts from; an episode that was left is cut off."""
-        left = np.flatnonzero(episode_start & (self.filled > 0))  # `learn` was called again
-        if len(left):
-            self.close(left, np.ones(len(left), dtype=bool))
-        empty = self.filled == 0
-        self.open["hidden"][empty], self.open["cell"][empty] = state[0][empty], state[1][empty]
+        if episode_start.any():
+            left = np.flatnonzero(episode_start & (self.filled > 0))  # `learn` was called again
+            if len(left):
+                self.close(left, np.ones(len(left), dtype=bool))
+        if not self.filled.all():
+            empty = np.flatnonzero(self.filled == 0)
+            self.open["hidden"][empty], self.open["cell"][empty] = state[0][empty], state[1][empty]
 
     def close(self, envs: np.ndarray, ended: np.ndarray) -> None:
         """Move the open chunks of these environments into the ring and begin new ones."""
@@ -676,6 +683,38 @@ class DRQNConfig(DQNConfig):
 
 
 # %% [markdown]
+# ## What the network sees
+#
+# The observation, each entry times its factor, and the action before it as a row of zeros with a
+# one, since what was done explains a part of what is seen. At the start of an episode there was no
+# action, and the row is all zeros.
+
+# %%
+#| export
+class Sight:
+    """Turns observations, and the action before each, into what the network sees."""
+
+    def __init__(self, scale: tuple[float, ...], choices: int, previous_action: bool) -> None:
+        self.scale = np.array(scale, dtype=np.float32)
+        self.rows = np.eye(choices, dtype=np.float32)
+        self.previous_action = previous_action
+        self.inputs = len(scale) + choices * previous_action
+
+    def one_hot(self, actions: np.ndarray) -> np.ndarray:
+        """Return actions (batch,) as (batch, actions) of zeros and ones."""
+        return self.rows[actions]
+
+    def see(self, obs: np.ndarray, previous: np.ndarray) -> np.ndarray:
+        """Return (batch, inputs) for observations (batch, entries) and one-hot actions."""
+        scaled = (obs * self.scale).astype(np.float32, copy=False)
+        return np.concatenate((scaled, previous), axis=1) if self.previous_action else scaled
+
+# %%
+sight = Sight(scale=(1.0, 8.0), choices=3, previous_action=True)
+print(sight.see(np.array([[0.5, 0.25]]), sight.one_hot(np.array([2]))))
+assert sight.see(np.array([[0.5, 0.25]]), sight.one_hot(np.array([2]))).tolist() == [[0.5, 2, 0, 0, 1]]
+
+# %% [markdown]
 # ## The agent
 #
 # What passes from step to step is the hidden state, the cell and the last action. `act` forgets all
@@ -702,9 +741,8 @@ class DRQN(Agent):
         if len(scale) != observations:
             wanted = f"needs {observations} factors, not {len(scale)}"
             raise ValueError(f"Setting 'observation_scale' {wanted}.")
-        self.scale = torch.tensor(scale, device=self.device)
         self.choices = int(self.action_space.n)
-        self.inputs = observations + config.previous_action * self.choices
+        self.sight = Sight(scale, self.choices, config.previous_action)
         self.online, self.target = self.make_network(), self.make_network()
         self.target.load_state_dict(self.online.state_dict())
         self.weights, self.target_weights = map(flatten_parameters, (self.online, self.target))
@@ -714,13 +752,13 @@ class DRQN(Agent):
     def make_network(self) -> LSTMQNetwork:
         """Make a network of the right size."""
         config = self.config
-        network = LSTMQNetwork(self.inputs, self.choices, config.hidden, config.units)
+        network = LSTMQNetwork(self.sight.inputs, self.choices, config.hidden, config.units)
         return network.to(self.device)
 
     def make_replay(self) -> RecurrentReplayBuffer:
         """Make the buffer."""
         config = self.config
-        dtype = chunk_dtype(self.inputs, config.units, config.chunk_length)
+        dtype = chunk_dtype(self.sight.inputs, config.units, config.chunk_length)
         steps = (config.num_envs, config.n_step, config.gamma)
         return RecurrentReplayBuffer(config.buffer_size, dtype, *steps, self.replay_seed())
 
@@ -728,47 +766,40 @@ class DRQN(Agent):
         """Return the seed of the buffer's own generator."""
         return derive_seed(self.config.seed, "replay")
 
-    def see(self, obs: np.ndarray, previous: Tensor) -> Tensor:
-        """Return what the network sees: the scaled observation and the action before it."""
-        scaled = torch.as_tensor(obs, dtype=torch.float32, device=self.device) * self.scale
-        return torch.cat((scaled, previous), dim=1) if self.config.previous_action else scaled
-
     def remember(self, state: State | None, episode_start: np.ndarray) -> State:
         """Return hidden state, cell and last action, forgotten where an episode starts."""
         if state is None:
             count = len(episode_start)
             no_action = torch.zeros(count, self.choices, device=self.device)
             return *self.online.initial_state(count), no_action
+        if not episode_start.any():
+            return state
         return self.online.reset_state(state, torch.from_numpy(episode_start).to(self.device))
-
-    def one_hot(self, actions: np.ndarray) -> Tensor:
-        """Return actions (batch,) as (batch, actions) of zeros and ones."""
-        return torch.from_numpy(np.eye(self.choices, dtype=np.float32)[actions]).to(self.device)
 
     @torch.inference_mode()
     def act(
         self, obs: np.ndarray, state: Any, episode_start: np.ndarray, explore: bool
     ) -> tuple[np.ndarray, Any]:
         """Take the best action or, with probability epsilon, any; remember either way."""
-        *memory, previous = self.remember(state, episode_start)
-        nothing_starts = torch.zeros(len(obs), dtype=torch.bool, device=self.device)
-        q, (hidden, cell) = self.online.act(self.see(obs, previous), tuple(memory), nothing_starts)
+        hidden, cell, previous = self.remember(state, episode_start)
+        seen = torch.from_numpy(self.sight.see(obs, previous.cpu().numpy())).to(self.device)
+        q, (hidden, cell) = self.online.act(seen, (hidden, cell))
         actions = q.argmax(dim=1).cpu().numpy()
         if explore:
             epsilon = self.config.epsilon(self.global_step)
             actions = epsilon_greedy(actions, self.choices, epsilon, self.generator)
-        return actions + self.action_space.start, (hidden, cell, self.one_hot(actions))
+        played = torch.from_numpy(self.sight.one_hot(actions)).to(self.device)
+        return actions + self.action_space.start, (hidden, cell, played)
 
-    @torch.inference_mode()
     def observe(self, transition: Transition) -> None:
         """Append the step to the open chunks."""
         hidden, cell, previous = self.remember(transition.state, transition.episode_start)
         action = transition.action - self.action_space.start
         self.replay.append(
-            obs=self.see(transition.obs, previous).cpu().numpy(),
+            obs=self.sight.see(transition.obs, previous.cpu().numpy()),
             action=action,
             reward=transition.reward * self.config.reward_scale,
-            next_obs=self.see(transition.next_obs, self.one_hot(action)).cpu().numpy(),
+            next_obs=self.sight.see(transition.next_obs, self.sight.one_hot(action)),
             terminated=transition.terminated,
             truncated=transition.truncated,
             episode_start=transition.episode_start,
@@ -951,7 +982,8 @@ def record(agent: Any, episodes: int, steps: int = 200) -> list[dict[str, np.nda
             rows["memory"].append(torch.cat(state[:2], dim=1)[0].numpy())
             rows["seen"].append(obs)
             action = rng.integers(2) if rng.random() < 0.2 else actions[0]
-            state = (*state[:2], agent.one_hot(np.array([action])))  # what was really played
+            played = agent.sight.one_hot(np.array([action]))
+            state = (*state[:2], torch.from_numpy(played))  # what was really played
             obs, _, terminated, truncated, _ = env.step(action)
             if terminated or truncated:
                 break

@@ -296,8 +296,8 @@ for family, found in growth.items():
 
 # %% [markdown]
 # A uniform draw does not care how large the buffer is until the buffer outgrows the processor's
-# cache, and then each row is a walk to memory. A sum tree adds a level each time it doubles: its cost
-# grows with the logarithm. Critics, chunks and pixels are arithmetic and cost what they are worth,
+# cache, and then each row is a walk to memory. A sum tree adds a level when it grows sixteenfold: its
+# cost grows with the logarithm. Critics, chunks and pixels are arithmetic and cost what they are worth,
 # less the fixed price of each call, which is why the lines start flat.
 #
 # ## Honest edges

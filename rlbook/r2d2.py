@@ -42,38 +42,41 @@ from rlbook.settings import Config, setting
 
 # %% book/r2d2.py · The sum tree
 class SumTree:
-    """Leaves with a mass each; a node knows the mass below it, so a draw takes log2(n) steps."""
+    """Leaves with a mass each; a node knows the mass below it, so a draw takes log(n) steps."""
 
-    def __init__(self, capacity: int) -> None:
-        self.depth = max(capacity - 1, 1).bit_length()
-        self.leaves = 1 << self.depth
-        self.nodes = np.zeros(2 * self.leaves)  # the root is 1; below i are 2 * i and 2 * i + 1
+    def __init__(self, capacity: int, children: int = 16) -> None:
+        self.levels: list[np.ndarray] = []  # the top first; (nodes above, children)
+        nodes = capacity
+        while not self.levels or nodes > 1:
+            nodes = -(-nodes // children)  # rounded up
+            self.levels.insert(0, np.zeros((nodes, children)))
 
     @property
     def total(self) -> float:
         """The mass of all leaves."""
-        return float(self.nodes[1])
+        return float(self.levels[0].sum())
 
     def __getitem__(self, indices: Any) -> np.ndarray:
-        return self.nodes[self.leaves :][indices]
+        return self.levels[-1].reshape(-1)[indices]
 
     def set(self, indices: np.ndarray, masses: np.ndarray | float) -> None:
-        """Give leaves new masses, and sum anew on the way up to the root."""
-        nodes = np.asarray(indices) + self.leaves
-        self.nodes[nodes] = masses
-        for _ in range(self.depth):
-            nodes = nodes >> 1
-            self.nodes[nodes] = self.nodes[2 * nodes] + self.nodes[2 * nodes + 1]
+        """Give leaves new masses, and sum anew on the way up to the top."""
+        nodes, sums = np.asarray(indices), masses
+        for level in reversed(self.levels):
+            level.reshape(-1)[nodes] = sums
+            nodes = nodes // level.shape[1]
+            sums = level[nodes].sum(axis=1)
 
     def find(self, points: np.ndarray) -> np.ndarray:
         """Return the leaf under each point of [0, total), all leaves laid end to end."""
-        nodes, points = np.ones(len(points), dtype=np.int64), points.copy()
-        for _ in range(self.depth):
-            left = self.nodes[2 * nodes]
-            right = (points >= left) & (self.nodes[2 * nodes + 1] > 0)  # rounding may overshoot
-            points -= left * right
-            nodes = 2 * nodes + right
-        return nodes - self.leaves
+        nodes, rows = np.zeros(len(points), dtype=np.int64), np.arange(len(points))
+        for level in self.levels:
+            children = level[nodes]  # (points, children)
+            ends = children.cumsum(axis=1)  # rounding must not lead beyond the last that has mass
+            child = ((points[:, None] >= ends) & (ends < ends[:, -1:])).sum(axis=1)
+            points = points - (ends[rows, child] - children[rows, child])
+            nodes = level.shape[1] * nodes + child
+        return nodes
 
 
 # %% book/r2d2.py · The buffer
@@ -111,7 +114,8 @@ class PrioritizedRecurrentReplayBuffer(RecurrentReplayBuffer):
     def begin(self, episode_start: np.ndarray, state: tuple[np.ndarray, np.ndarray]) -> None:
         """Begin an episode after the burn-in, where its memory is known: zero."""
         super().begin(episode_start, state)
-        self.filled[episode_start] = self.burn_in
+        if episode_start.any():
+            self.filled[episode_start] = self.burn_in
         self.trail[:, np.arange(len(self.open)), self.filled] = state
 
     def close(self, envs: np.ndarray, ended: np.ndarray) -> None:
@@ -142,9 +146,9 @@ class PrioritizedRecurrentReplayBuffer(RecurrentReplayBuffer):
         indices = self.tree.find(points)
         chances = self.tree[indices] / self.tree.total
         weights = (len(self) * chances) ** -beta
-        chunks = Chunks.from_rows(self.ring.rows.take(indices))
         share = torch.from_numpy((weights / weights.max()).astype(np.float32))
-        return PrioritizedChunks(**vars(chunks), indices=indices, weights=share)
+        rows = self.ring.rows.take(indices)
+        return PrioritizedChunks.from_rows(rows, indices=indices, weights=share)
 
     def update_priorities(self, indices: np.ndarray, priorities: np.ndarray) -> None:
         """Give chunks new priorities."""
@@ -166,7 +170,7 @@ class PrioritizedRecurrentReplayBuffer(RecurrentReplayBuffer):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a stored buffer and its priorities."""
         super().load_state_dict(state)
-        self.tree.nodes[:] = 0.0
+        self.tree = SumTree(len(self.ring.rows))
         self.tree.set(np.arange(len(self)), state["masses"].numpy())
         self.highest, self.trail[:] = state["highest"], state["trail"].numpy()
 
@@ -268,7 +272,7 @@ class R2D2(DRQN):
         config = self.config
         return PrioritizedRecurrentReplayBuffer(
             config.buffer_size,
-            chunk_dtype(self.inputs, config.units, config.chunk_length),
+            chunk_dtype(self.sight.inputs, config.units, config.chunk_length),
             config.num_envs,
             config.n_step,
             config.gamma,
