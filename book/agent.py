@@ -158,8 +158,8 @@ class UpdateResult:
 # The command line, the loader and the error messages need to know all algorithms. A list that
 # somebody must remember to edit is a list that goes stale, so a class puts itself into the
 # registry at the moment when Python defines it (you will see the two lines in `Agent`). To have
-# them all, it is enough to import the chapters, in the order of the book. (The registry of this
-# notebook is empty still, so the cell below asks the library's.)
+# them all, it is enough to import the chapters, in the order of the book. (They declare themselves in
+# the library's registry, so the cell below copies it into the one of this notebook.)
 
 # %%
 #| export
@@ -195,8 +195,9 @@ def find_algorithm(name: str) -> type["Agent"]:
 # %%
 import rlbook.agent
 
+REGISTRY.update(rlbook.agent.algorithms())  # this notebook's own is still empty
 print("chapters with code:", *chapter_modules())
-print("algorithms:", *rlbook.agent.algorithms())
+print("algorithms:", *algorithms())
 
 # %% [markdown]
 # ## Does the algorithm fit the environment?
@@ -259,7 +260,7 @@ assert action_kind(gym.spaces.Box(-2, 2, (1,))) == "continuous"
 def seeded_torch(seed: int) -> Iterator[None]:
     """Draw initial weights from `seed` and leave the global generator as it was."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed GPUs too
         yield
 
 
@@ -413,6 +414,27 @@ assert one.shape == (1, 2) and was_single
 assert as_batch([[0.5, 0.0]] * 3, flat)[0].shape == (3, 2)
 
 # %% [markdown]
+# A recurrent agent must also know where an episode starts, for there its memory is no good. Without a
+# memory all start; with one none does, unless the caller says which. Whoever plays several episodes
+# side by side must: they do not end together.
+
+# %%
+#| export
+def where_episodes_start(given: Any, state: Any, count: int) -> np.ndarray:
+    """Return for each of `count` observations whether an episode starts there."""
+    if given is None:
+        return np.full(count, state is None)
+    start = np.atleast_1d(np.asarray(given, dtype=bool))
+    if start.shape != (count,):
+        raise ValueError(f"episode_start needs one entry for each of {count} observations.")
+    return start
+
+# %%
+assert where_episodes_start(None, None, count=2).tolist() == [True, True]
+assert where_episodes_start(None, "a memory", count=2).tolist() == [False, False]
+assert where_episodes_start([False, True], "a memory", count=2).tolist() == [False, True]
+
+# %% [markdown]
 # ## Nothing broken is kept
 #
 # A loss can be finite while its gradient is not, and then the weights are lost with nobody noticing.
@@ -521,10 +543,12 @@ class Agent(Algorithm):
         """Act without exploring."""
         return self.act(obs, state, start, explore=False)
 
-    def predict(self, obs: Any, state: Any = None, explore: bool = False) -> tuple[Any, Any]:
+    def predict(
+        self, obs: Any, state: Any = None, explore: bool = False, episode_start: Any = None
+    ) -> tuple[Any, Any]:
         """Choose an action for one observation or a batch; without `state` an episode starts."""
         batch, single = as_batch(obs, self.observation_space)
-        start = np.full(len(batch), state is None)
+        start = where_episodes_start(episode_start, state, len(batch))
         actions, state = self.act(batch, state, start, explore)
         return (actions[0] if single else actions), state
 

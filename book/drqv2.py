@@ -48,7 +48,7 @@ from torch import Tensor, nn
 from rlbook.agent import Agent, Transition, UpdateResult
 from rlbook.dqn import MLP, Adam, check_batch_fits, check_shapes, polyak_update
 from rlbook.envs import derive_seed, make_env
-from rlbook.pixels import (  # noqa: F401
+from rlbook.pixels import (  # noqa: F401 (who uses the agent finds its environments here too)
     FrameReplay,
     FrameRing,
     PointReach,
@@ -755,7 +755,7 @@ class DrQv2(Agent):
         self.target = copy.deepcopy(self.model.critic)
         self.optimizer = Adam(self.model.parameters(), lr=config.lr)
         self.replay = make_replay(config, images, actions)
-        self.actor_loss, self.actor_updates = 0.0, 0  # the last one, and how many there were
+        self.last_actor_loss, self.actor_updates = 0.0, 0
         self.forgot = False  # whether it was loaded without its replay buffer
 
     def draw_noise(self, count: int) -> Tensor:
@@ -813,7 +813,7 @@ class DrQv2(Agent):
         loss, metrics = self.judge(encoded, batch)
         if (self.updates + 1) % self.config.policy_delay == 0:
             improvement = self.improve(encoded.detach())
-            self.actor_loss = float(improvement.detach())
+            self.last_actor_loss = float(improvement.detach())
             self.actor_updates += 1
             loss = loss + improvement
         self.optimizer.zero_grad()
@@ -821,8 +821,8 @@ class DrQv2(Agent):
         self.optimizer.step()
         polyak_update(self.target, self.model.critic, self.config.tau)
         values = {name: float(value) for name, value in metrics.items()}
-        values |= {"actor_loss": self.actor_loss, "actor_updates": self.actor_updates}
-        return UpdateResult(values["critic_loss"] + values["actor_loss"], values)
+        values |= {"actor_loss": self.last_actor_loss, "actor_updates": self.actor_updates}
+        return UpdateResult(float(loss.detach()), values)
 
     def judge(self, encoded: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of the critics, whose gradient teaches the encoder too."""
@@ -838,13 +838,14 @@ class DrQv2(Agent):
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that learning and its metrics depend on."""
-        actor = {"actor_loss": self.actor_loss, "actor_updates": self.actor_updates}
+        actor = {"last_actor_loss": self.last_actor_loss, "actor_updates": self.actor_updates}
         return {**super().state_dict(), **actor}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` returned, or all but the replay buffer."""
         super().load_state_dict(state)
-        self.actor_loss, self.actor_updates = state["actor_loss"], state["actor_updates"]
+        self.last_actor_loss = state["last_actor_loss"]
+        self.actor_updates = state["actor_updates"]
         self.forgot = "replay" not in state
 
 # %%
@@ -924,7 +925,6 @@ def stages(pad: int) -> tuple[DrQv2, list[dict[str, float]], list[np.ndarray]]:
 
 
 pictures, ways = situations(400, seed=10_000)
-began = time.perf_counter()
 runs = {"with shifts": stages(pad=4), "without shifts": stages(pad=0)}
 for name, (_, lines, _) in runs.items():
     print(f"{name:>15}: return {lines[-1]['eval_return_mean']:5.1f}, "
@@ -977,9 +977,9 @@ plt.show()
 assert min(ten["runs"]["with shifts"]["final"]) > 35 and gains.mean() > 10
 
 # %% [markdown]
-# Every seed with shifts ends above the best one without. The gap is one of data, not of principle: in
-# 4,000 steps the agent has seen some 80 goals. Let both learn on, and the one without shifts catches up
-# slowly, because more pictures do the same work as moved ones. Exercise 2 does that.
+# Every seed with shifts ends above the best one without. The gap is one of data: in 4,000 steps the
+# agent has seen some 80 goals. On average it is 17.5 at 4,000 steps and 14.7 at 6,000. So it narrows
+# while both learn, since more pictures do some of the work of moved ones. Exercise 2 goes on.
 #
 # ## What a shift does to Q
 #
@@ -1092,7 +1092,7 @@ filmstrip([frame for name in runs for frame in pick_frames(episode(runs[name][0]
 # The figure at the top of the chapter is the stored result: Pendulum-v1 seen as three pictures of
 # 40 × 40 pixels, the middle 250 of 500 cut out, each action taken twice, 4,000 decisions, which are 8,000
 # steps of the pendulum. (Gymnasium's renderer draws the last torque into the picture;
-# [pixels](pixels.ipynb) shows it.) For comparison, what one scores who does nothing:
+# [pixels](pixels.ipynb) shows it.) For comparison, the score of an agent that does nothing:
 
 # %%
 swing, idle = make_env("Pendulum-v1"), np.zeros(20)
@@ -1125,9 +1125,9 @@ assert with_shifts > without_shifts + 200 and with_shifts > -250
 # | buffer of 1,000,000 transitions | all that the run sees | |
 # | pad 4 of 84 pixels | 4 of 24, and 2 of 40 | found by trial |
 #
-# - The same as in the paper: twin critics, $n = 3$ (there 1 for Walker), $\tau = 0.01$, 50 features (100 for
-#   Humanoid), noise clipped at 0.3 in
-#   updates, an encoder without a slow copy that learns from the critic alone.
+# - The same as in the paper: twin critics, $n = 3$ (there 1 for Walker), $\tau = 0.01$, 50 features
+#   (100 for Humanoid), noise clipped at 0.3 in updates, an encoder without a slow copy that learns
+#   from the critic alone.
 # - The paper's numbers are for millions of frames of other tasks; nothing here claims to reproduce them.
 # - PointReach is ours, and not drawn blindly: its grey background, its colours and the sizes of its discs,
 #   and the price on saturated actions too, were chosen while looking at how the seeds 0 and 1 learned. The
@@ -1173,8 +1173,9 @@ assert with_shifts > without_shifts + 200 and with_shifts > -250
 #     print("pad", pad, "return", agent.evaluate(20).mean)
 # ```
 #
-# Both get better and the gap narrows: more goals and starts do the work that moved pictures did. The
-# augmentation buys data, and what it is worth depends on how much you have.
+# The stored runs above end at 6,000 steps, with a mean gap of 14.7 after 17.5 at 4,000. More goals and
+# starts do some of the work of moved pictures, so expect less still: the augmentation buys data, and
+# what it is worth depends on how much you have. One seed of each is a hint, no proof.
 #
 # </details>
 
@@ -1265,7 +1266,7 @@ assert len({image.tobytes() for image in random_shift(several, 4, np.random.defa
 # ## Using it
 #
 # ```python
-# from rlbook.drqv2 import DrQv2, PointReach, random_shift
+# from rlbook.drqv2 import DrQv2
 #
 # agent = DrQv2("rlbook/PointReach-v0", hidden=(128, 128), gamma=0.9, seed=1)
 # agent.learn(6_000)

@@ -98,8 +98,8 @@ assert naive == 28_800 and naive == 6 * frame_bytes
 #
 # The smallest task that needs eyes: a blue disc is to reach an orange one. Both start anywhere. The
 # action is a velocity, the reward 1 minus the distance, and after 50 steps a time limit cuts the
-# episode. Nothing moves by itself, so one picture says all, and an episode that starts at the
-# distance $d$ is worth $50 - \text{(the distances on the way)}$.
+# episode. Nothing moves by itself, so one picture says all, and an episode is worth 50 minus the sum
+# of the distances on its way.
 #
 # How do you draw a disc at a place that is no whole number? A pixel at the distance $\rho$ from the
 # middle is covered by a disc of radius $R$ to the part $\min(1, \max(0, R + \tfrac12 - \rho))$, about.
@@ -466,7 +466,7 @@ def make_pendulum_pixels(
     crop: int | None = 250,
     frame_stack: int = 3,
     action_repeat: int = 2,
-    render_mode: str | None = None,
+    render_mode: str | None = None,  # asked for by whoever wants to watch: it always renders
 ) -> gym.Env:
     """Make Pendulum-v1 as it is seen."""
     return make_pixels("Pendulum-v1", size, crop, frame_stack, action_repeat)
@@ -491,7 +491,7 @@ for kwargs in ({"env_id": "rlbook/OneStep-v0"}, {"env_id": "Pendulum-v1", "size"
 #
 # Now the memory. Three pictures on top of each other, twice per transition: the frame of one moment
 # stands in up to six places. Give each frame a **number** instead, counted from 0 in the order of
-# their arrival. The frames live in a ring, number $k$ at the place $k \bmod \text{capacity}$, and a
+# their arrival. The frames live in a ring, number $i$ at the place $i \bmod \text{capacity}$, and a
 # row of the replay buffer holds nothing but numbers: which frames make its observation, and which
 # its next one.
 #
@@ -557,7 +557,7 @@ for frame in seen[1:]:
     numbers.append([numbers[-1][1], ring.write(frame)])
 print("numbers:", numbers, "  frames stored:", ring.written)
 assert numbers == [[0, 0], [0, 1], [1, 2], [2, 3]] and ring.written == 4
-assert ring.stacks(np.array(numbers))[:, :, 0, 0].tolist() == numbers  # frame k is as bright as k
+assert ring.stacks(np.array(numbers))[:, :, 0, 0].tolist() == numbers  # frame i is as bright as i
 
 # %% [markdown]
 # ## What is new in a step
@@ -675,10 +675,10 @@ assert len(trimmed) == 2 and drawn == {4, 5}
 
 # %% [markdown]
 # When must a row be given up? Rows arrive a little out of order: one waits up to $n$ steps for its
-# return, and its oldest frame is a stack further back. In each of these $n + k$ steps, with $k$ frames
-# in a stack, an environment writes one frame, and $k$ more where an episode starts. So a row is given
-# up that many frames, the `slack`, before its own is gone, and the ring of frames has room for as many
-# more.
+# return, and its oldest frame is a stack further back. With `frame_stack` frames in a stack these are
+# `n_step + frame_stack` steps, and in each an environment writes one frame, and `frame_stack` more
+# where an episode starts. So a row is given up that many frames, the `slack`, before its own is gone,
+# and the ring of frames has room for as many more.
 #
 # By hand: two environments, stacks of three and three-step returns make $2 \cdot 4 \cdot 6 = 48$.
 
@@ -833,9 +833,10 @@ assert np.shares_memory(state["ring"]["frames"].numpy(), frames.ring.frames)
 assert np.shares_memory(state["rows"].numpy(), frames.rows)
 twin = FrameReplay(700, images, actions, frame_stack=3, n_step=3, gamma=0.9, seed=0)
 twin.load_state_dict(state)
+drawn = twin.sample(2)
+print("a loaded twin draws the same rows:", drawn["obs"].tolist())
+assert np.array_equal(drawn, frames.sample(2))
 assert np.array_equal(twin.sample(500), frames.sample(500))
-print("a loaded twin draws the same rows:", twin.sample(2)["obs"].tolist())
-assert np.array_equal(frames.sample(2)["obs"].shape, (2, 3))
 
 # %% [markdown]
 # ## Honest edges

@@ -353,7 +353,7 @@ class Collector:
 # %% [markdown]
 # The promise of `load_state_dict`, tried out: an agent steps 137 times, a second collector is
 # brought to the same moment, and both see the same observation. (With four environments, 137
-# turns are 548 steps and some thirty finished episodes.)
+# turns are 548 steps and some twenty-five finished episodes.)
 
 # %%
 agent = DQN("CartPole-v1", num_envs=4, seed=2)
@@ -371,8 +371,10 @@ print("after", agent.global_step, "steps both see", collector.obs[0].round(3))
 # %% [markdown]
 # ## Averages between lines
 #
-# Metrics of single updates are noisy, so a line holds their means since the line before. The sums
-# are part of a checkpoint too, or the first line after a resume would differ.
+# Metrics of single updates (the last of each round) are noisy, so a line holds their means since the
+# line before. Not every update reports every metric: an actor that moves at each second update has a
+# loss only there. So each name has a count of its own. Sums and counts are part of a checkpoint too,
+# or the first line after a resume would differ.
 
 # %%
 #| export
@@ -381,25 +383,25 @@ class Averages:
 
     def __init__(self) -> None:
         self.sums: dict[str, float] = {}
-        self.count = 0
+        self.counts: dict[str, int] = {}
 
     def add(self, metrics: dict[str, float]) -> None:
         """Count one set of metrics."""
         for name, value in metrics.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
-        self.count += 1
+            self.counts[name] = self.counts.get(name, 0) + 1
 
     def take(self) -> dict[str, float]:
         """Return the means and start again."""
-        means = {name: total / self.count for name, total in self.sums.items()}
-        self.sums, self.count = {}, 0
+        means = {name: total / self.counts[name] for name, total in self.sums.items()}
+        self.sums, self.counts = {}, {}
         return means
 
 # %%
 averages = Averages()
-averages.add({"loss": 1.0})
-averages.add({"loss": 4.0})
-assert averages.take() == {"loss": 2.5}
+averages.add({"loss": 1.0, "alpha": 0.2})
+averages.add({"loss": 3.0})
+assert averages.take() == {"loss": 2.0, "alpha": 0.2}
 assert averages.take() == {}
 
 # %% [markdown]
@@ -459,8 +461,6 @@ class Journal:
 
 # %%
 journal = Journal(None, tensorboard=False)
-journal.averages.add({"loss": 1.0})
-journal.averages.add({"loss": 4.0})
 journal.enter(100, Evaluation(returns=np.array([1.0, 3.0]), lengths=np.array([10, 20])))
 assert journal.lines[-1]["eval_return_mean"] == 2 and journal.lines[-1]["eval_length_mean"] == 15
 
@@ -765,8 +765,8 @@ shutil.rmtree(workplace)
 #   equals a run of 40,000 steps from the start only if no setting depends on `total_steps`, as a
 #   falling learning rate does.
 # - Cutting episodes at checkpoints changes what the agent sees, slightly. With episodes of 500
-#   steps and a checkpoint every 10,000 steps of four environments, four episodes in some eighty are
-#   cut.
+#   steps and a checkpoint every 10,000 steps of four environments, at most four episodes in some
+#   twenty are cut.
 #
 # ## Exercises
 #

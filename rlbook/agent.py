@@ -20,6 +20,7 @@ __all__ = [
     "restore",
     "seeded_torch",
     "torch_for_learning",
+    "where_episodes_start",
 ]
 
 # %% book/agent.py · The agent
@@ -145,7 +146,7 @@ def check_spaces(agent: "Agent") -> None:
 def seeded_torch(seed: int) -> Iterator[None]:
     """Draw initial weights from `seed` and leave the global generator as it was."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed GPUs too
         yield
 
 
@@ -247,6 +248,16 @@ def as_batch(obs: Any, space: gym.Space) -> tuple[np.ndarray, bool]:
     return (batch[None] if single else batch), single
 
 
+def where_episodes_start(given: Any, state: Any, count: int) -> np.ndarray:
+    """Return for each of `count` observations whether an episode starts there."""
+    if given is None:
+        return np.full(count, state is None)
+    start = np.atleast_1d(np.asarray(given, dtype=bool))
+    if start.shape != (count,):
+        raise ValueError(f"episode_start needs one entry for each of {count} observations.")
+    return start
+
+
 # %% book/agent.py · Nothing broken is kept
 def not_finite(state: Any, name: str = "") -> str | None:
     """Return the name of the first tensor in a nested state that is not finite all over."""
@@ -333,10 +344,12 @@ class Agent(Algorithm):
         """Act without exploring."""
         return self.act(obs, state, start, explore=False)
 
-    def predict(self, obs: Any, state: Any = None, explore: bool = False) -> tuple[Any, Any]:
+    def predict(
+        self, obs: Any, state: Any = None, explore: bool = False, episode_start: Any = None
+    ) -> tuple[Any, Any]:
         """Choose an action for one observation or a batch; without `state` an episode starts."""
         batch, single = as_batch(obs, self.observation_space)
-        start = np.full(len(batch), state is None)
+        start = where_episodes_start(episode_start, state, len(batch))
         actions, state = self.act(batch, state, start, explore)
         return (actions[0] if single else actions), state
 

@@ -46,7 +46,7 @@ from torch import Tensor, nn
 from rlbook.agent import Agent, Transition, UpdateResult
 from rlbook.dqn import MLP, Adam, check_batch_fits, check_shapes, polyak_update
 from rlbook.envs import derive_seed, make_env
-from rlbook.pixels import (  # noqa: F401
+from rlbook.pixels import (  # noqa: F401 (who uses the agent finds its environments here too)
     FrameReplay,
     FrameRing,
     PointReach,
@@ -403,7 +403,7 @@ class DrQv2(Agent):
         self.target = copy.deepcopy(self.model.critic)
         self.optimizer = Adam(self.model.parameters(), lr=config.lr)
         self.replay = make_replay(config, images, actions)
-        self.actor_loss, self.actor_updates = 0.0, 0  # the last one, and how many there were
+        self.last_actor_loss, self.actor_updates = 0.0, 0
         self.forgot = False  # whether it was loaded without its replay buffer
 
     def draw_noise(self, count: int) -> Tensor:
@@ -461,7 +461,7 @@ class DrQv2(Agent):
         loss, metrics = self.judge(encoded, batch)
         if (self.updates + 1) % self.config.policy_delay == 0:
             improvement = self.improve(encoded.detach())
-            self.actor_loss = float(improvement.detach())
+            self.last_actor_loss = float(improvement.detach())
             self.actor_updates += 1
             loss = loss + improvement
         self.optimizer.zero_grad()
@@ -469,8 +469,8 @@ class DrQv2(Agent):
         self.optimizer.step()
         polyak_update(self.target, self.model.critic, self.config.tau)
         values = {name: float(value) for name, value in metrics.items()}
-        values |= {"actor_loss": self.actor_loss, "actor_updates": self.actor_updates}
-        return UpdateResult(values["critic_loss"] + values["actor_loss"], values)
+        values |= {"actor_loss": self.last_actor_loss, "actor_updates": self.actor_updates}
+        return UpdateResult(float(loss.detach()), values)
 
     def judge(self, encoded: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of the critics, whose gradient teaches the encoder too."""
@@ -486,13 +486,14 @@ class DrQv2(Agent):
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that learning and its metrics depend on."""
-        actor = {"actor_loss": self.actor_loss, "actor_updates": self.actor_updates}
+        actor = {"last_actor_loss": self.last_actor_loss, "actor_updates": self.actor_updates}
         return {**super().state_dict(), **actor}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` returned, or all but the replay buffer."""
         super().load_state_dict(state)
-        self.actor_loss, self.actor_updates = state["actor_loss"], state["actor_updates"]
+        self.last_actor_loss = state["last_actor_loss"]
+        self.actor_updates = state["actor_updates"]
         self.forgot = "replay" not in state
 
 

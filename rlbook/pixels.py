@@ -234,7 +234,7 @@ def make_pendulum_pixels(
     crop: int | None = 250,
     frame_stack: int = 3,
     action_repeat: int = 2,
-    render_mode: str | None = None,
+    render_mode: str | None = None,  # asked for by whoever wants to watch: it always renders
 ) -> gym.Env:
     """Make Pendulum-v1 as it is seen."""
     return make_pixels("Pendulum-v1", size, crop, frame_stack, action_repeat)

@@ -234,18 +234,18 @@ class Averages:
 
     def __init__(self) -> None:
         self.sums: dict[str, float] = {}
-        self.count = 0
+        self.counts: dict[str, int] = {}
 
     def add(self, metrics: dict[str, float]) -> None:
         """Count one set of metrics."""
         for name, value in metrics.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
-        self.count += 1
+            self.counts[name] = self.counts.get(name, 0) + 1
 
     def take(self) -> dict[str, float]:
         """Return the means and start again."""
-        means = {name: total / self.count for name, total in self.sums.items()}
-        self.sums, self.count = {}, 0
+        means = {name: total / self.counts[name] for name, total in self.sums.items()}
+        self.sums, self.counts = {}, {}
         return means
 
 
