@@ -166,9 +166,9 @@ with tempfile.TemporaryDirectory() as folder:
 print("bytes kept:", size)
 
 # %% [markdown]
-# TensorBoard is an extra. Its files are written beside the metrics when the setting is on, and who has
-# it on without having it is told so. A writer can be told from which step on to forget what was written
-# before: a resumed run needs no more than that.
+# TensorBoard is an extra. Its files are written beside the metrics when the setting is on, and who
+# has it on without having it is told so. A writer can be told from which step on to forget what was
+# written before: a resumed run needs no more than that.
 
 # %%
 #| export
@@ -297,10 +297,10 @@ with tempfile.TemporaryDirectory() as folder:
 # %% [markdown]
 # ## When is it time?
 #
-# Lines, evaluations and checkpoints come every so many steps. With four environments the count grows by
-# four at a time and may pass a multiple without meeting it. It has just done so where the remainder is
-# smaller than the last advance. By hand: 1,002 leaves 2, less than 4, so 1,000 was passed in this step;
-# 1,004 leaves 4, so it was passed before.
+# Lines, evaluations and checkpoints come every so many steps. With four environments the count
+# grows by four at a time and may pass a multiple without meeting it. It has just done so where the
+# remainder is smaller than the last advance. By hand: 1,002 leaves 2, less than 4, so 1,000 was
+# passed in this step; 1,004 leaves 4, so it was passed before.
 
 # %%
 #| export
@@ -318,13 +318,14 @@ assert not crosses(step=1000, advance=4, every=0)  # 0 means never
 # ## The way back
 #
 # What if you press Ctrl-C between two checkpoints? The run should stop there, not thousands of
-# steps back. So all actions since the last reset are remembered. To come back to this very moment one
-# resets the environments with the same seed and repeats the actions: no learning happens on the way, so
-# it takes a moment. A stop with Ctrl-C is then as exact as one at a boundary.
+# steps back. So all actions since the last reset are remembered. To come back to this very moment
+# one resets the environments with the same seed and repeats the actions: no learning happens on the
+# way, so it takes a moment. A stop with Ctrl-C is then as exact as one at a boundary.
 #
 # `advance` is the one step that both playing and repeating take. Where an episode ended, the vector
-# environment has already reset it, and `true_next_obs` brings the last observation back. It hands out
-# the same array if there was nothing to bring back, which is how you know that no episode ended.
+# environment has already reset it, and `true_next_obs` brings the last observation back. It hands
+# out the same array if there was nothing to bring back, which is how you know that no episode
+# ended.
 
 # %%
 #| export
@@ -373,8 +374,8 @@ class Episodes:
 
 # %% [markdown]
 # Twenty pushes to the right, and a second set of environments that repeats them. An episode of
-# CartPole does not survive so many: some have ended on the way, and with 1 per step their returns are
-# their lengths.
+# CartPole does not survive so many: some have ended on the way, and with 1 per step their returns
+# are their lengths.
 
 # %%
 played, repeated = (Episodes(DQN("CartPole-v1", num_envs=2, seed=2).config) for _ in range(2))
@@ -393,8 +394,8 @@ print("finished:", *played.recent, " under way:", *played.returns)
 # slowly:
 #
 # 1. the agent acts on the observations and its memory;
-# 2. the environments step, and what they return is looked at: no agent can learn from a number that is
-#    not finite;
+# 2. the environments step, and what they return is looked at: no agent can learn from a number that
+#    is not finite;
 # 3. the agent observes the transition. At a checkpoint it is marked as truncated (unless it
 #    terminated), so that no return and no chunk of memory reaches across the coming reset;
 # 4. at a checkpoint all environments are reset.
@@ -480,10 +481,10 @@ print("after", agent.global_step, "steps both see", collector.obs[0].round(3))
 # %% [markdown]
 # ## Averages between lines
 #
-# Metrics of single updates (the last of each round) are noisy, so a line holds their means since the
-# line before. Not every update reports every metric: an actor that moves at each second update has a
-# loss only there. So each name has a count of its own. Sums and counts are part of a checkpoint too,
-# or the first line after a resume would differ.
+# Metrics of single updates (the last of each round) are noisy, so a line holds their means since
+# the line before. Not every update reports every metric: an actor that moves at each second update
+# has a loss only there. So each name has a count of its own. Sums and counts are part of a
+# checkpoint too, or the first line after a resume would differ.
 
 # %%
 #| export
@@ -581,9 +582,9 @@ assert journal.last(step=120)["global_step"] == 120 and journal.last(120)["eval_
 # %% [markdown]
 # ## Evaluating
 #
-# Every so often the agent plays greedy episodes that it does not learn from. They have environments of
-# their own, so that looking changes nothing, and seeds that follow from the run's seed and the step: a
-# resumed run looks at the same episodes.
+# Every so often the agent plays greedy episodes that it does not learn from. They have environments
+# of their own, so that looking changes nothing, and seeds that follow from the run's seed and the
+# step: a resumed run looks at the same episodes.
 
 # %%
 #| export
@@ -614,8 +615,8 @@ assert np.array_equal(first, second) and agent.state_dict()["generator"] == befo
 # %% [markdown]
 # ## A moment of a run
 #
-# A checkpoint holds the agent, the collector and the journal, and from these three a run goes on. When
-# it is stopped it says from where.
+# A checkpoint holds the agent, the collector and the journal, and from these three a run goes on.
+# When it is stopped it says from where.
 
 # %%
 #| export
@@ -754,8 +755,8 @@ class Run(Moment):
 # %% [markdown]
 # ## Starting and resuming
 #
-# Not every checkpoint is one from which this run can go on. It may be of another algorithm, saved by
-# hand, or further than the run is asked to go:
+# Not every checkpoint is one from which this run can go on. It may be of another algorithm, saved
+# by hand, or further than the run is asked to go:
 
 # %%
 #| export
@@ -772,8 +773,8 @@ def check_resumable(path: Path, content: dict[str, Any], agent: Agent) -> None:
         raise ValueError(f"{where} is already at step {reached:,}: ask for more steps.")
 
 # %% [markdown]
-# A new run makes its directory. One that is resumed opens it, makes the agent anew from the settings
-# that it finds there, and goes back to the newest checkpoint; without one it begins again.
+# A new run makes its directory. One that is resumed opens it, makes the agent anew from the
+# settings that it finds there, and goes back to the newest checkpoint; without one it begins again.
 
 # %%
 #| export

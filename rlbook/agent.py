@@ -4,6 +4,7 @@ __all__ = [
     "REGISTRY",
     "Agent",
     "Algorithm",
+    "Learner",
     "Transition",
     "UpdateResult",
     "action_kind",
@@ -14,6 +15,7 @@ __all__ = [
     "compile_functions",
     "find_algorithm",
     "find_device",
+    "find_spaces",
     "load",
     "not_finite",
     "observation_kind",
@@ -126,7 +128,7 @@ def action_kind(space: gym.Space) -> str:
     return "continuous" if isinstance(space, gym.spaces.Box) and len(space.shape) == 1 else "other"
 
 
-def check_spaces(agent: "Agent") -> None:
+def check_spaces(agent: "Learner") -> None:
     """Raise unless the agent can handle its environment; name an algorithm that can."""
     found = observation_kind(agent.observation_space), action_kind(agent.action_space)
     if found == (agent.observations, agent.actions):
@@ -268,9 +270,16 @@ def not_finite(state: Any, name: str = "") -> str | None:
     return next(filter(None, (not_finite(v, f"{name}.{k}".strip(".")) for k, v in nested)), None)
 
 
-# %% book/agent.py · What a user calls
-class Agent(Algorithm):
-    """What a user calls, for every algorithm alike."""
+# %% book/agent.py · What every agent is made of
+def find_spaces(config: Config) -> tuple[gym.Space, gym.Space]:
+    """Return what can be seen and what can be done in the environment that the settings name."""
+    env = make_env(config.env_id, config.env_kwargs)
+    env.close()
+    return env.observation_space, env.action_space
+
+
+class Learner(Algorithm):
+    """An algorithm with settings, spaces, counters, a generator and parts."""
 
     name: ClassVar[str]
     config_class: ClassVar[type[Config]]
@@ -280,10 +289,6 @@ class Agent(Algorithm):
     compiled: ClassVar[tuple[str, ...]] = ()  # functions that the setting `compile` is for
     config: Config
 
-    def __init_subclass__(cls) -> None:
-        if "name" in vars(cls):
-            REGISTRY[cls.name] = cls
-
     def __init__(
         self, env_id: str | None = None, *, config: Config | None = None, **settings: Any
     ) -> None:
@@ -292,13 +297,10 @@ class Agent(Algorithm):
             config = make_config(self.config_class, {**named, **settings})
         self.config = config
         self.device = find_device(config.device)
-        env = make_env(config.env_id, config.env_kwargs)
-        self.observation_space, self.action_space = env.observation_space, env.action_space
-        env.close()
+        self.observation_space, self.action_space = find_spaces(config)
         check_spaces(self)
         self.global_step = 0  # environment steps seen
         self.updates = 0  # gradient steps made
-        self.directory: RunDirectory | None = None  # made by the loop when `run_dir` is set
         self.generator = np.random.default_rng(derive_seed(config.seed, "agent"))
         with seeded_torch(derive_seed(config.seed, "networks")):
             self.build()
@@ -321,6 +323,17 @@ class Agent(Algorithm):
         for part in self.parts:
             if part in state:  # a checkpoint may leave out the replay buffer
                 getattr(self, part).load_state_dict(state[part])
+
+
+# %% book/agent.py · What a user calls
+class Agent(Learner):
+    """What a user calls, for every algorithm alike."""
+
+    directory: "RunDirectory | None" = None  # made by the loop when `run_dir` is set
+
+    def __init_subclass__(cls) -> None:
+        if "name" in vars(cls):
+            REGISTRY[cls.name] = cls
 
     def learn(self, steps: int, progress: bool = True) -> "RunResult":
         """Train for `steps` more environment steps."""
