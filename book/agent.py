@@ -34,8 +34,9 @@
 # | Next | [The run](run.ipynb) holds the loop that calls all this |
 #
 # Libraries of reinforcement learning tend to hide the algorithm under layers: a base class, an
-# off-policy class, a policy class, a mixin. Here there is one layer. To read an algorithm you read
-# its chapter, and to see what surrounds it you read this one.
+# off-policy class, a policy class, a mixin. Here there are three short classes, all in this
+# chapter: what an algorithm must write, what every agent is made of, and what a user calls. To read
+# an algorithm you read its chapter, and to see what surrounds it you read this one.
 
 # %%
 from matplotlib import pyplot as plt
@@ -156,10 +157,10 @@ class UpdateResult:
 # ## Which algorithms there are
 #
 # The command line, the loader and the error messages need to know all algorithms. A list that
-# somebody must remember to edit is a list that goes stale, so a class puts itself into the
-# registry at the moment when Python defines it (you will see the two lines in `Agent`). To have
-# them all, it is enough to import the chapters, in the order of the book. (The registry of this
-# notebook is empty still, so the cell below asks the library's.)
+# somebody must remember to edit is a list that goes stale, so a class puts itself into the registry
+# at the moment when Python defines it (you will see the two lines in `Agent`). To have them all, it
+# is enough to import the chapters, in the order of the book. (They declare themselves in the
+# library's registry, so the cell below copies it into the one of this notebook.)
 
 # %%
 #| export
@@ -195,8 +196,9 @@ def find_algorithm(name: str) -> type["Agent"]:
 # %%
 import rlbook.agent
 
+REGISTRY.update(rlbook.agent.algorithms())  # this notebook's own is still empty
 print("chapters with code:", *chapter_modules())
-print("algorithms:", *rlbook.agent.algorithms())
+print("algorithms:", *algorithms())
 
 # %% [markdown]
 # ## Does the algorithm fit the environment?
@@ -223,7 +225,7 @@ def action_kind(space: gym.Space) -> str:
     return "continuous" if isinstance(space, gym.spaces.Box) and len(space.shape) == 1 else "other"
 
 
-def check_spaces(agent: "Agent") -> None:
+def check_spaces(agent: "Learner") -> None:
     """Raise unless the agent can handle its environment; name an algorithm that can."""
     found = observation_kind(agent.observation_space), action_kind(agent.action_space)
     if found == (agent.observations, agent.actions):
@@ -259,7 +261,7 @@ assert action_kind(gym.spaces.Box(-2, 2, (1,))) == "continuous"
 def seeded_torch(seed: int) -> Iterator[None]:
     """Draw initial weights from `seed` and leave the global generator as it was."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed GPUs too
         yield
 
 
@@ -312,8 +314,8 @@ with torch_for_learning(1):
 assert torch.all(small / 10 > 0)  # outside, as before
 
 # %% [markdown]
-# `torch.compile` writes a C++ program for a function of tensors. An algorithm names the functions of
-# its networks that are worth it, and the setting `compile` has them compiled when they are first
+# `torch.compile` writes a C++ program for a function of tensors. An algorithm names the functions
+# of its networks that are worth it, and the setting `compile` has them compiled when they are first
 # called. It is off by default: [Speed](speed.ipynb) measures that on networks of this size it costs
 # seconds and buys nothing.
 
@@ -387,8 +389,8 @@ class Algorithm(ABC):
 # %% [markdown]
 # ## One observation or many
 #
-# `predict` is the method that somebody else's program calls, so it takes one observation or a batch,
-# as a list or an array, and says in a sentence what is wrong with anything else.
+# `predict` is the method that somebody else's program calls, so it takes one observation or a
+# batch, as a list or an array, and says in a sentence what is wrong with anything else.
 
 # %%
 #| export
@@ -413,11 +415,32 @@ assert one.shape == (1, 2) and was_single
 assert as_batch([[0.5, 0.0]] * 3, flat)[0].shape == (3, 2)
 
 # %% [markdown]
+# A recurrent agent must also know where an episode starts, for there its memory is no good. Without
+# a memory all start; with one none does, unless the caller says which. Whoever plays several
+# episodes side by side must: they do not end together.
+
+# %%
+#| export
+def where_episodes_start(given: Any, state: Any, count: int) -> np.ndarray:
+    """Return for each of `count` observations whether an episode starts there."""
+    if given is None:
+        return np.full(count, state is None)
+    start = np.atleast_1d(np.asarray(given, dtype=bool))
+    if start.shape != (count,):
+        raise ValueError(f"episode_start needs one entry for each of {count} observations.")
+    return start
+
+# %%
+assert where_episodes_start(None, None, count=2).tolist() == [True, True]
+assert where_episodes_start(None, "a memory", count=2).tolist() == [False, False]
+assert where_episodes_start([False, True], "a memory", count=2).tolist() == [False, True]
+
+# %% [markdown]
 # ## Nothing broken is kept
 #
-# A loss can be finite while its gradient is not, and then the weights are lost with nobody noticing.
-# A checkpoint of such weights would push a good one out. So before anything is written, every number
-# that learning depends on is looked at.
+# A loss can be finite while its gradient is not, and then the weights are lost with nobody
+# noticing. A checkpoint of such weights would push a good one out. So before anything is written,
+# every number that learning depends on is looked at.
 
 # %%
 #| export
@@ -435,19 +458,32 @@ assert not_finite(sound) is None
 assert not_finite({**sound, "target": [torch.tensor([0.0, math.nan])]}) == "target.0"
 
 # %% [markdown]
-# ## What a user calls
+# ## What every agent is made of
 #
-# The rest is inherited. Two decisions are easy to miss:
-#
-# - `parts` names the attributes that learning depends on. `state_dict` and `load_state_dict` walk
-#   over them, so that nothing is forgotten in one of the two.
-# - `save` writes everything: networks, optimiser, buffer, counters and generators. An agent that
-#   is loaded can go on learning.
+# An agent is made from its settings: they name the environment, of which it needs to know what can
+# be seen and done there.
 
 # %%
 #| export
-class Agent(Algorithm):
-    """What a user calls, for every algorithm alike."""
+def find_spaces(config: Config) -> tuple[gym.Space, gym.Space]:
+    """Return what can be seen and what can be done in the environment that the settings name."""
+    env = make_env(config.env_id, config.env_kwargs)
+    env.close()
+    return env.observation_space, env.action_space
+
+# %%
+seen, done = find_spaces(Config(env_id="CartPole-v1"))
+assert seen.shape == (4,) and done == gym.spaces.Discrete(2)
+
+# %% [markdown]
+# With the spaces it can check that it fits, and build its networks and its buffer. `parts` names
+# the attributes that learning depends on. `state_dict` and `load_state_dict` walk over them, so
+# that nothing is forgotten in one of the two.
+
+# %%
+#| export
+class Learner(Algorithm):
+    """An algorithm with settings, spaces, counters, a generator and parts."""
 
     name: ClassVar[str]
     config_class: ClassVar[type[Config]]
@@ -457,10 +493,6 @@ class Agent(Algorithm):
     compiled: ClassVar[tuple[str, ...]] = ()  # functions that the setting `compile` is for
     config: Config
 
-    def __init_subclass__(cls) -> None:
-        if "name" in vars(cls):
-            REGISTRY[cls.name] = cls
-
     def __init__(
         self, env_id: str | None = None, *, config: Config | None = None, **settings: Any
     ) -> None:
@@ -469,13 +501,10 @@ class Agent(Algorithm):
             config = make_config(self.config_class, {**named, **settings})
         self.config = config
         self.device = find_device(config.device)
-        env = make_env(config.env_id, config.env_kwargs)
-        self.observation_space, self.action_space = env.observation_space, env.action_space
-        env.close()
+        self.observation_space, self.action_space = find_spaces(config)
         check_spaces(self)
         self.global_step = 0  # environment steps seen
         self.updates = 0  # gradient steps made
-        self.directory: RunDirectory | None = None  # made by the loop when `run_dir` is set
         self.generator = np.random.default_rng(derive_seed(config.seed, "agent"))
         with seeded_torch(derive_seed(config.seed, "networks")):
             self.build()
@@ -499,6 +528,23 @@ class Agent(Algorithm):
             if part in state:  # a checkpoint may leave out the replay buffer
                 getattr(self, part).load_state_dict(state[part])
 
+# %% [markdown]
+# ## What a user calls
+#
+# The rest is inherited. `save` writes everything: networks, optimiser, buffer, counters and
+# generators. An agent that is loaded can go on learning.
+
+# %%
+#| export
+class Agent(Learner):
+    """What a user calls, for every algorithm alike."""
+
+    directory: "RunDirectory | None" = None  # made by the loop when `run_dir` is set
+
+    def __init_subclass__(cls) -> None:
+        if "name" in vars(cls):
+            REGISTRY[cls.name] = cls
+
     def learn(self, steps: int, progress: bool = True) -> "RunResult":
         """Train for `steps` more environment steps."""
         if steps < 1:
@@ -521,10 +567,12 @@ class Agent(Algorithm):
         """Act without exploring."""
         return self.act(obs, state, start, explore=False)
 
-    def predict(self, obs: Any, state: Any = None, explore: bool = False) -> tuple[Any, Any]:
+    def predict(
+        self, obs: Any, state: Any = None, explore: bool = False, episode_start: Any = None
+    ) -> tuple[Any, Any]:
         """Choose an action for one observation or a batch; without `state` an episode starts."""
         batch, single = as_batch(obs, self.observation_space)
-        start = np.full(len(batch), state is None)
+        start = where_episodes_start(episode_start, state, len(batch))
         actions, state = self.act(batch, state, start, explore)
         return (actions[0] if single else actions), state
 

@@ -16,8 +16,8 @@
 #
 # So far an agent was told the state: four numbers of a pole, three of a pendulum. A camera tells
 # nothing so directly. In this chapter you build what an agent needs that learns from pictures: a
-# small world drawn in NumPy, wrappers that turn any Gymnasium environment into one that is seen, and
-# a replay buffer that stores each frame once, though every observation shows three. The agent
+# small world drawn in NumPy, wrappers that turn any Gymnasium environment into one that is seen,
+# and a replay buffer that stores each frame once, though every observation shows three. The agent
 # itself comes in [the next chapter](drqv2.ipynb).
 #
 # | | |
@@ -59,8 +59,8 @@ def picture(image: np.ndarray) -> np.ndarray:
 
 
 # %% [markdown]
-# This is what you will have at the end: eight moments of a random policy in two worlds, as the agent
-# sees them, 24 × 24 and 40 × 40 pixels.
+# This is what you will have at the end: eight moments of a random policy in two worlds, as the
+# agent sees them, 24 × 24 and 40 × 40 pixels.
 
 # %% tags=["hide-input"]
 shown = []
@@ -91,19 +91,20 @@ print(f"{naive * 1e6 / 1e9:.1f} GB if each row holds its two stacks, "
 assert naive == 28_800 and naive == 6 * frame_bytes
 
 # %% [markdown]
-# Five sixths of the first number are copies. The second half of this chapter gets rid of them. First
-# something to see.
+# Five sixths of the first number are copies. The second half of this chapter gets rid of them.
+# First something to see.
 #
 # ## A world drawn in NumPy
 #
 # The smallest task that needs eyes: a blue disc is to reach an orange one. Both start anywhere. The
 # action is a velocity, the reward 1 minus the distance, and after 50 steps a time limit cuts the
-# episode. Nothing moves by itself, so one picture says all, and an episode that starts at the
-# distance $d$ is worth $50 - \text{(the distances on the way)}$.
+# episode. Nothing moves by itself, so one picture says all, and an episode is worth 50 minus the
+# sum of the distances on its way.
 #
 # How do you draw a disc at a place that is no whole number? A pixel at the distance $\rho$ from the
-# middle is covered by a disc of radius $R$ to the part $\min(1, \max(0, R + \tfrac12 - \rho))$, about.
-# So a disc that moves by a tenth of a pixel changes the picture a little, and the agent can see it.
+# middle is covered by a disc of radius $R$ to the part $\min(1, \max(0, R + \tfrac12 - \rho))$,
+# about. So a disc that moves by a tenth of a pixel changes the picture a little, and the agent can
+# see it.
 #
 # By hand: radius 1 around the pixel (2, 2). At the distance 1 the cover is ½, at $\sqrt 2$ it is
 # $1.5 - 1.414 = 0.086$, at 2 nothing.
@@ -212,8 +213,8 @@ assert best > 46 and -8 < chance < 1
 # that it covers, parts of pixels included. That is a matrix: entry $(i, j)$ is how much of the new
 # pixel $i$ is made of the old pixel $j$.
 #
-# By hand, from 3 to 2: a new pixel covers 1.5 old ones. The first is ⅔ of the first old one and ⅓ of
-# the second; the second is the mirror image.
+# By hand, from 3 to 2: a new pixel covers 1.5 old ones. The first is ⅔ of the first old one and ⅓
+# of the second; the second is the mirror image.
 
 # %%
 #| export
@@ -229,8 +230,8 @@ assert np.allclose(area_weights(3, 2), [[2 / 3, 1 / 3, 0], [0, 1 / 3, 2 / 3]])
 assert np.allclose(area_weights(250, 40).sum(axis=1), 1)  # a mean: white stays white
 
 # %% [markdown]
-# Some environments show pictures already, and most show numbers but can draw themselves. Bytes of the
-# shape (height, width, colours) are a picture:
+# Some environments show pictures already, and most show numbers but can draw themselves. Bytes of
+# the shape (height, width, colours) are a picture:
 
 # %%
 #| export
@@ -245,9 +246,10 @@ assert not is_picture(Box(0, 255, (3, 24, 24), np.uint8))  # channels first: mad
 assert not is_picture(gym.make("Pendulum-v1").observation_space)
 
 # %% [markdown]
-# A picture is shrunk by the matrix above from the left (rows) and from the right (columns). The wrapper
-# takes the picture from the environment: its observation, if that is a picture, and what it renders
-# otherwise. It cuts out the middle first, if asked, because the margin of a picture is often empty.
+# A picture is shrunk by the matrix above from the left (rows) and from the right (columns). The
+# wrapper takes the picture from the environment: its observation, if that is a picture, and what it
+# renders otherwise. It cuts out the middle first, if asked, because the margin of a picture is
+# often empty.
 
 # %%
 #| export
@@ -375,10 +377,10 @@ assert (first[1], second[1]) == (6, 4) and not first[2] and second[2]
 # %% [markdown]
 # ## Several frames
 #
-# One picture shows where things are; two show how they move. The wrapper keeps the last few and puts
-# them on top of each other as channels, the newest last. At the start of an episode there is only
-# one, so it is shown as often as needed. By hand, with two frames, the four steps of `Counting`
-# look like 0 0, 0 1, 1 2, 2 3, 3 4.
+# One picture shows where things are; two show how they move. The wrapper keeps the last few and
+# puts them on top of each other as channels, the newest last. At the start of an episode there is
+# only one, so it is shown as often as needed. By hand, with two frames, the four steps of
+# `Counting` look like 0 0, 0 1, 1 2, 2 3, 3 4.
 
 # %%
 #| export
@@ -466,7 +468,7 @@ def make_pendulum_pixels(
     crop: int | None = 250,
     frame_stack: int = 3,
     action_repeat: int = 2,
-    render_mode: str | None = None,
+    render_mode: str | None = None,  # asked for by whoever wants to watch: it always renders
 ) -> gym.Env:
     """Make Pendulum-v1 as it is seen."""
     return make_pixels("Pendulum-v1", size, crop, frame_stack, action_repeat)
@@ -491,7 +493,7 @@ for kwargs in ({"env_id": "rlbook/OneStep-v0"}, {"env_id": "Pendulum-v1", "size"
 #
 # Now the memory. Three pictures on top of each other, twice per transition: the frame of one moment
 # stands in up to six places. Give each frame a **number** instead, counted from 0 in the order of
-# their arrival. The frames live in a ring, number $k$ at the place $k \bmod \text{capacity}$, and a
+# their arrival. The frames live in a ring, number $i$ at the place $i \bmod \text{capacity}$, and a
 # row of the replay buffer holds nothing but numbers: which frames make its observation, and which
 # its next one.
 #
@@ -557,7 +559,7 @@ for frame in seen[1:]:
     numbers.append([numbers[-1][1], ring.write(frame)])
 print("numbers:", numbers, "  frames stored:", ring.written)
 assert numbers == [[0, 0], [0, 1], [1, 2], [2, 3]] and ring.written == 4
-assert ring.stacks(np.array(numbers))[:, :, 0, 0].tolist() == numbers  # frame k is as bright as k
+assert ring.stacks(np.array(numbers))[:, :, 0, 0].tolist() == numbers  # frame i is as bright as i
 
 # %% [markdown]
 # ## What is new in a step
@@ -572,7 +574,16 @@ def check_stacks(obs: np.ndarray, next_obs: np.ndarray, channels: int) -> None:
     if not np.array_equal(next_obs[:, :-channels], obs[:, channels:]):
         raise ValueError("An observation must show the frame before and one more, newest last.")
 
+# %%
+two, moved_on = (np.array([[[[i]], [[i + 1]]]]) for i in range(2))  # frames 0 and 1, then 1 and 2
+check_stacks(two, moved_on, channels=1)
 
+# %% [markdown]
+# Then the numbers follow. At a start all frames of an observation are stored, later one in each
+# step, and the stack of each environment moves on by one number.
+
+# %%
+#| export
 class ShownFrames:
     """Knows by number which frames each environment shows, and stores those that are new."""
 
@@ -596,6 +607,14 @@ class ShownFrames:
         before, self.stack = self.stack, np.column_stack([self.stack[:, 1:], newest])
         return before, self.stack
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what each environment shows."""
+        return {"stack": torch.from_numpy(self.stack), "unknown": torch.from_numpy(self.unknown)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what each environment showed."""
+        self.stack[:], self.unknown[:] = state["stack"].cpu(), state["unknown"].cpu()
+
 # %% [markdown]
 # The three steps of the table above, as `Counting` shows them:
 
@@ -617,13 +636,13 @@ assert shown.ring.written == 4
 # ## Rows that are given up
 #
 # The rows need little that is new: `transition_dtype`, `NStepAccumulator` and the ring of
-# [replay](replay.ipynb) do not care that an observation is now a list of numbers. What is new is that
-# a frame can be overwritten while a row still needs it, since each end of an episode costs an extra
-# frame. Then the oldest rows are given up before their place is needed. `size` is the number of rows
-# that are whole, the last ones written, and only they are drawn.
+# [replay](replay.ipynb) do not care that an observation is now a list of numbers. What is new is
+# that a frame can be overwritten while a row still needs it, since each end of an episode costs an
+# extra frame. Then the oldest rows are given up before their place is needed. `size` is the number
+# of rows that are whole, the last ones written, and only they are drawn.
 #
-# By hand: six rows in a ring of four leave the rows 2, 3, 4, 5. If frames before number 4 are gone, two
-# of them are whole.
+# By hand: six rows in a ring of four leave the rows 2, 3, 4, 5. If frames before number 4 are gone,
+# two of them are whole.
 
 # %%
 #| export
@@ -675,10 +694,10 @@ assert len(trimmed) == 2 and drawn == {4, 5}
 
 # %% [markdown]
 # When must a row be given up? Rows arrive a little out of order: one waits up to $n$ steps for its
-# return, and its oldest frame is a stack further back. In each of these $n + k$ steps, with $k$ frames
-# in a stack, an environment writes one frame, and $k$ more where an episode starts. So a row is given
-# up that many frames, the `slack`, before its own is gone, and the ring of frames has room for as many
-# more.
+# return, and its oldest frame is a stack further back. With `frame_stack` frames in a stack these
+# are `n_step + frame_stack` steps, and in each an environment writes one frame, and `frame_stack`
+# more where an episode starts. So a row is given up that many frames, the `slack`, before its own
+# is gone, and the ring of frames has room for as many more.
 #
 # By hand: two environments, stacks of three and three-step returns make $2 \cdot 4 \cdot 6 = 48$.
 
@@ -692,10 +711,75 @@ def frame_slack(num_envs: int, frame_stack: int, n_step: int) -> int:
 assert frame_slack(num_envs=2, frame_stack=3, n_step=3) == 48
 
 # %% [markdown]
+# ## From steps to rows
+#
+# Frames go into their ring, and their numbers through the $n$-step accumulator into rows. By hand,
+# with two-step returns, $\gamma = \tfrac12$ and the rewards 1, 2, 3 of `Counting`: after the first
+# step nothing is complete. After the second the row of the first is: it leads from the frames 0 0
+# to 1 2 and pays $1 + \tfrac12 \cdot 2 = 2$. After the third comes 0 1 to 2 3, worth
+# $2 + \tfrac12 \cdot 3 = 3.5$.
+
+# %%
+#| export
+class FrameWriter:
+    """Writes the frames of steps into a ring, and makes rows of their numbers."""
+
+    def __init__(
+        self, ring: FrameRing, shown: ShownFrames, n_step: NStepAccumulator, dtype: np.dtype
+    ) -> None:
+        self.ring, self.shown, self.n_step, self.dtype = ring, shown, n_step, dtype
+
+    def write(self, step: Transition, action: np.ndarray, reward: np.ndarray) -> np.ndarray:
+        """Store what is new in one step of all environments; return the rows that it completed."""
+        check_stacks(step.obs, step.next_obs, self.ring.frames.shape[1])
+        start = self.shown.begin(step.obs, step.episode_start)
+        self.n_step.waiting[:, start] = False
+        obs, next_obs = self.shown.move(step.next_obs)
+        rows = make_rows(
+            self.dtype,
+            obs=obs,
+            action=action,
+            reward=reward,
+            next_obs=next_obs,
+            terminated=step.terminated,
+            discount=self.n_step.gamma,
+        )
+        return self.n_step.add(rows, step.truncated)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the frames, without a copy, and what is under way."""
+        return {
+            "ring": self.ring.state_dict(),
+            "shown": self.shown.state_dict(),
+            "n_step": self.n_step.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over stored frames and what was under way."""
+        self.ring.load_state_dict(state["ring"])
+        self.shown.load_state_dict(state["shown"])
+        self.n_step.load_state_dict(state["n_step"])
+
+# %%
+pairs = transition_dtype(Box(0, 9, (2,), np.int64), Box(-1, 1, (1,)))
+ring, waiting = FrameRing(capacity=8, shape=(1, 2, 2)), NStepAccumulator(2, 0.5, 1, pairs)
+writer = FrameWriter(ring, ShownFrames(ring, num_envs=1, frame_stack=2), waiting, pairs)
+obs, found, no = env.reset()[0][None], [], np.array([False])
+for i in range(3):
+    image, reward, *_ = env.step(0)
+    push, pay = np.zeros((1, 1)), np.array([reward])
+    step = Transition(obs, push, pay, image[None], no, no, np.array([i == 0]), None)
+    found.append(writer.write(step, push, pay))
+    obs = step.next_obs
+rows = np.concatenate(found)
+print("complete after each step:", [len(some) for some in found], " rewards:", rows["reward"])
+assert rows["obs"].tolist() == [[0, 0], [0, 1]] and rows["next_obs"].tolist() == [[1, 2], [2, 3]]
+assert rows["reward"].tolist() == [2.0, 3.5]
+
+# %% [markdown]
 # ## The buffer
 #
-# What is left is to put the parts together: frames into their ring, numbers through the $n$-step
-# accumulator into rows, and rows given up in time.
+# What is left is to put the parts together: rows come from the writer, and are given up in time.
 
 # %%
 #| export
@@ -717,28 +801,16 @@ class FrameReplay(TrimmedReplay):
         channels, *size = observation_space.shape or ()
         numbers = Box(0, np.iinfo(np.int64).max, (frame_stack,), np.int64)
         super().__init__(capacity, transition_dtype(numbers, action_space), seed)
-        self.n_step = NStepAccumulator(n_step, gamma, num_envs, self.rows.dtype)
         self.slack = frame_slack(num_envs, frame_stack, n_step)
         room = capacity + num_envs + self.slack  # an episode has one frame more than steps
         self.ring = FrameRing(room, (channels // frame_stack, *size))
-        self.shown = ShownFrames(self.ring, num_envs, frame_stack)
+        shown = ShownFrames(self.ring, num_envs, frame_stack)
+        waiting = NStepAccumulator(n_step, gamma, num_envs, self.rows.dtype)
+        self.writer = FrameWriter(self.ring, shown, waiting, self.rows.dtype)
 
     def append(self, step: Transition, action: np.ndarray, reward: np.ndarray) -> None:
         """Store what is new in one step of all environments: one frame each, and numbers."""
-        check_stacks(step.obs, step.next_obs, self.ring.frames.shape[1])
-        start = self.shown.begin(step.obs, step.episode_start)
-        self.n_step.waiting[:, start] = False
-        obs, next_obs = self.shown.move(step.next_obs)
-        rows = make_rows(
-            self.rows.dtype,
-            obs=obs,
-            action=action,
-            reward=reward,
-            next_obs=next_obs,
-            terminated=step.terminated,
-            discount=self.n_step.gamma,
-        )
-        self.add(self.n_step.add(rows, step.truncated))
+        self.add(self.writer.write(step, action, reward))
 
     def add(self, rows: np.ndarray) -> None:
         """Store rows, and give up those that lost a frame or are about to."""
@@ -747,21 +819,12 @@ class FrameReplay(TrimmedReplay):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the filled parts of both rings, without a copy, and all counters."""
-        return {
-            **super().state_dict(),
-            "ring": self.ring.state_dict(),
-            "stack": torch.from_numpy(self.shown.stack),
-            "unknown": torch.from_numpy(self.shown.unknown),
-            "n_step": self.n_step.state_dict(),
-        }
+        return {**super().state_dict(), "frames": self.writer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over stored rings: the samples go on as if nothing had happened."""
-        self.ring.load_state_dict(state["ring"])
+        self.writer.load_state_dict(state["frames"])
         super().load_state_dict(state)
-        self.shown.stack[:] = state["stack"].cpu()
-        self.shown.unknown[:] = state["unknown"].cpu()
-        self.n_step.load_state_dict(state["n_step"])
 
 # %% [markdown]
 # Does it give what a buffer of whole stacks gives? Play the pendulum at random for 600 steps, with
@@ -829,24 +892,27 @@ plt.show()
 
 # %%
 state = frames.state_dict()
-assert np.shares_memory(state["ring"]["frames"].numpy(), frames.ring.frames)
+assert np.shares_memory(state["frames"]["ring"]["frames"].numpy(), frames.ring.frames)
 assert np.shares_memory(state["rows"].numpy(), frames.rows)
 twin = FrameReplay(700, images, actions, frame_stack=3, n_step=3, gamma=0.9, seed=0)
 twin.load_state_dict(state)
+drawn = twin.sample(2)
+print("a loaded twin draws the same rows:", drawn["obs"].tolist())
+assert np.array_equal(drawn, frames.sample(2))
 assert np.array_equal(twin.sample(500), frames.sample(500))
-print("a loaded twin draws the same rows:", twin.sample(2)["obs"].tolist())
-assert np.array_equal(frames.sample(2)["obs"].shape, (2, 3))
 
 # %% [markdown]
 # ## Honest edges
 #
-# - An episode of $T$ steps stores $T + 1$ frames. With 50 steps that is 2 %, with one step it would be
-#   double; then the buffer holds fewer rows than `capacity`, and says so by `len`.
+# - An episode of $T$ steps stores $T + 1$ frames. With 50 steps that is 2 %, with one step it would
+#   be double; then the buffer holds fewer rows than `capacity`, and says so by `len`.
 # - Shifts, flips and other changes to images are not stored: they are made anew at each draw, in
 #   [the next chapter](drqv2.ipynb).
-# - Mnih et al. take the maximum of two neighbouring frames, because Atari consoles draw some sprites
-#   in every other frame only. Nothing here flickers, so that is left out; so is turning pictures grey.
-# - Reading a checkpoint does hold the frames twice for a moment: in the file's tensors and in the ring.
+# - Mnih et al. take the maximum of two neighbouring frames, because Atari consoles draw some
+#   sprites in every other frame only. Nothing here flickers, so that is left out; so is turning
+#   pictures grey.
+# - Reading a checkpoint does hold the frames twice for a moment: in the file's tensors and in the
+#   ring.
 # - `PendulumPixels` shows the last torque, because Gymnasium draws it.
 #
 # ## Exercises
@@ -856,8 +922,8 @@ assert np.array_equal(frames.sample(2)["obs"].shape, (2, 3))
 # <details>
 # <summary>Solution</summary>
 #
-# The pictures that the agent sees stay the same, but each of the repeated steps is drawn and shrunk,
-# and all but the last are thrown away: twice the drawing for a repeat of two.
+# The pictures that the agent sees stay the same, but each of the repeated steps is drawn and
+# shrunk, and all but the last are thrown away: twice the drawing for a repeat of two.
 #
 # ```python
 # inner = PixelObservation(ActionRepeat(Counting(), 2), size=2)
@@ -869,8 +935,8 @@ assert np.array_equal(frames.sample(2)["obs"].shape, (2, 3))
 # </details>
 
 # %% [markdown]
-# **Exercise 2.** Why does `check_stacks` compare `next_obs` without its newest frame with `obs` without
-# its oldest? Make a wrapper that would break the buffer without that check.
+# **Exercise 2.** Why does `check_stacks` compare `next_obs` without its newest frame with `obs`
+# without its oldest? Make a wrapper that would break the buffer without that check.
 #
 # <details>
 # <summary>Solution</summary>
@@ -898,8 +964,8 @@ assert np.array_equal(frames.sample(2)["obs"].shape, (2, 3))
 # </details>
 
 # %% [markdown]
-# **Exercise 3.** A row could hold one number, that of its newest frame, and count back from there. Why
-# does it hold all of them?
+# **Exercise 3.** A row could hold one number, that of its newest frame, and count back from there.
+# Why does it hold all of them?
 #
 # <details>
 # <summary>Solution</summary>
@@ -918,8 +984,8 @@ assert np.array_equal(frames.sample(2)["obs"].shape, (2, 3))
 # </details>
 
 # %% [markdown]
-# **Exercise 4, a planted bug.** This stack runs, its shapes are right, and an agent that learns from
-# it learns something. What is wrong? Look at the second episode.
+# **Exercise 4, a planted bug.** This stack runs, its shapes are right, and an agent that learns
+# from it learns something. What is wrong? Look at the second episode.
 
 
 # %%
@@ -983,8 +1049,8 @@ assert shown[0][:, 0, 0].tolist() == [4, 0]  # and it should be 0 0
 #
 # ## References
 #
-# - V. Mnih et al. (2015). *Human-level control through deep reinforcement learning*. Nature 518: four
-#   frames, each action repeated.
-# - D. Yarats, R. Fergus, A. Lazaric, L. Pinto (2021). *Mastering Visual Continuous Control: Improved
-#   Data-Augmented Reinforcement Learning*. arXiv:2107.09645: three frames of 84 × 84 pixels, each
-#   action taken twice, a buffer of a million transitions.
+# - V. Mnih et al. (2015). *Human-level control through deep reinforcement learning*. Nature 518:
+#   four frames, each action repeated.
+# - D. Yarats, R. Fergus, A. Lazaric, L. Pinto (2021). *Mastering Visual Continuous Control:
+#   Improved Data-Augmented Reinforcement Learning*. arXiv:2107.09645: three frames of 84 × 84
+#   pixels, each action taken twice, a buffer of a million transitions.

@@ -35,7 +35,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ from rlbook.envs import (
     true_next_obs,
 )
 from rlbook.progress import Interrupted, Progress, RunFailed, catch_signals
-from rlbook.settings import make_config, read_settings, write_settings
+from rlbook.settings import Config, make_config, read_settings, write_settings
 
 # %%
 import shutil
@@ -124,6 +124,115 @@ plt.show()
 
 # %%
 #| export
+class MetricsFile:
+    """Lines of metrics, one JSON object each, which can be cut back to an earlier size."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, line: dict[str, float]) -> None:
+        """Add one line."""
+        with open(self.path, "a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def read(self) -> list[dict[str, float]]:
+        """Read all lines."""
+        return [json.loads(line) for line in self.path.read_text().splitlines()]
+
+    def sync(self) -> int:
+        """Put the lines safely on the disk and return their size in bytes."""
+        with open(self.path, "ab") as file:
+            os.fsync(file.fileno())
+            return file.tell()
+
+    def truncate(self, size: int) -> None:
+        """Drop what was written after a checkpoint: the resumed run writes it again."""
+        with open(self.path, "ab") as file:
+            file.truncate(min(size, file.tell()))  # never longer, should somebody have cut it
+
+# %% [markdown]
+# By hand: the first line is 21 bytes long with its newline. A second one is written after the
+# "checkpoint", lost in the crash, and gone after the cut:
+
+# %%
+with tempfile.TemporaryDirectory() as folder:
+    lines = MetricsFile(Path(folder) / "metrics.jsonl")
+    lines.append({"global_step": 100})
+    size = lines.sync()
+    lines.append({"global_step": 200})
+    lines.truncate(size)
+    assert size == len('{"global_step": 100}\n') == 21
+    assert lines.read() == [{"global_step": 100}]
+print("bytes kept:", size)
+
+# %% [markdown]
+# TensorBoard is an extra. Its files are written beside the metrics when the setting is on, and who
+# has it on without having it is told so. A writer can be told from which step on to forget what was
+# written before: a resumed run needs no more than that.
+
+# %%
+#| export
+def tensorboard_class() -> Any:
+    """Import TensorBoard's writer, or say how to get it."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ValueError(
+            "TensorBoard is not installed: `pip install 'rlbook[tensorboard]'` or drop the setting."
+        ) from error
+    return SummaryWriter
+
+
+class TensorBoardFiles:
+    """The curves that TensorBoard draws; their writer is made when the first line comes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.writer: Any = None
+
+    def append(self, line: dict[str, float]) -> None:
+        """Add one line; the first of a resumed run drops what was written from its step on."""
+        step = int(line["global_step"])
+        if self.writer is None:
+            self.writer = tensorboard_class()(str(self.folder), purge_step=step)
+        for name, value in line.items():
+            self.writer.add_scalar(name, value, step)
+        self.writer.flush()
+
+# %% [markdown]
+# The lock is one of the operating system's, on a file in the folder. It falls with the process that
+# holds it, however that ends, so that a killed run leaves nothing to clean up.
+
+# %%
+#| export
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing to the same run; the lock falls with the process."""
+    with open(folder / "writer.lock", "a") as file:
+        if os.name == "posix":
+            import fcntl
+
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ValueError(
+                    f"Another process is at work on {folder}: wait for it, or stop it."
+                ) from error
+        yield
+
+# %%
+with tempfile.TemporaryDirectory() as folder, lock(Path(folder)):
+    try:
+        with lock(Path(folder)):
+            print("both at work: this system has no such lock")
+    except ValueError as error:
+        print(str(error).replace(folder, "runs/a"))
+
+# %% [markdown]
+# The directory puts these together, for a new run or for one that exists:
+
+# %%
+#| export
 class RunDirectory:
     """The files of one run: `config.yaml`, `metrics.jsonl` and `checkpoints/`."""
 
@@ -131,8 +240,9 @@ class RunDirectory:
         self.path = Path(path)
         self.config_path = self.path / "config.yaml"
         self.metrics_path = self.path / "metrics.jsonl"
+        self.metrics = MetricsFile(self.metrics_path)
+        self.tensorboard = TensorBoardFiles(self.path / "tensorboard")
         self.checkpoints = CheckpointDirectory(self.path / "checkpoints")
-        self.writer: Any = None  # of TensorBoard, made when it is first needed
 
     @classmethod
     def create(cls, path: str, agent: Agent) -> "RunDirectory":
@@ -159,112 +269,44 @@ class RunDirectory:
             raise ValueError(f"{path} is not a run directory: it has no config.yaml.")
         return directory
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Keep other processes from writing to the same run; the lock falls with the process."""
-        with open(self.path / "writer.lock", "a") as file:
-            if os.name == "posix":
-                import fcntl
-
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError as error:
-                    raise ValueError(
-                        f"Another process is at work on {self.path}: wait for it, or stop it."
-                    ) from error
-            yield
+    def alone(self) -> AbstractContextManager[None]:
+        """Keep other processes from writing to the same run."""
+        return lock(self.path)
 
     def append(self, line: dict[str, float], tensorboard: bool = False) -> None:
         """Add one line to the metrics, and to TensorBoard's files if asked."""
-        with open(self.metrics_path, "a") as file:
-            file.write(json.dumps(line) + "\n")
+        self.metrics.append(line)
         if tensorboard:
-            self.append_tensorboard(line)
-
-    def append_tensorboard(self, line: dict[str, float]) -> None:
-        """Add one line to TensorBoard's scalars."""
-        if self.writer is None:
-            # A resumed run drops what it writes again.
-            folder, step = str(self.path / "tensorboard"), int(line["global_step"])
-            self.writer = tensorboard_class()(folder, purge_step=step)
-        for name, value in line.items():
-            self.writer.add_scalar(name, value, int(line["global_step"]))
-        self.writer.flush()
+            self.tensorboard.append(line)
 
     def read_metrics(self) -> list[dict[str, float]]:
         """Read all lines of the metrics."""
-        return [json.loads(line) for line in self.metrics_path.read_text().splitlines()]
-
-    def metrics_size(self) -> int:
-        """Put the metrics safely on the disk and return their size in bytes."""
-        with open(self.metrics_path, "ab") as file:
-            os.fsync(file.fileno())
-            return file.tell()
-
-    def truncate_metrics(self, size: int) -> None:
-        """Drop what was written after a checkpoint: the resumed run writes it again."""
-        with open(self.metrics_path, "ab") as file:
-            file.truncate(min(size, file.tell()))  # never longer, should somebody have cut it
-
-# %% [markdown]
-# By hand: the first line is 21 bytes long with its newline. A second one is written after the
-# "checkpoint", lost in the crash, and gone after the cut:
+        return self.metrics.read()
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
-    directory = RunDirectory(folder)
-    directory.append({"global_step": 100})
-    size = directory.metrics_size()
-    directory.append({"global_step": 200})
-    directory.truncate_metrics(size)
-    assert size == len('{"global_step": 100}\n') == 21
-    assert directory.read_metrics() == [{"global_step": 100}]
-print("bytes kept:", size)
-
-# %% [markdown]
-# TensorBoard is an extra. Its files are written beside the metrics when the setting is on.
-
-# %%
-#| export
-def tensorboard_class() -> Any:
-    """Import TensorBoard's writer, or say how to get it."""
+    created = RunDirectory.create(f"{folder}/a", DQN("CartPole-v1", seed=1))
+    created.append({"global_step": 100})
+    print(sorted(file.name for file in created.path.iterdir()))
+    assert RunDirectory.open(created.path).read_metrics() == [{"global_step": 100}]
     try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ValueError(
-            "TensorBoard is not installed: `pip install 'rlbook[tensorboard]'` or drop the setting."
-        ) from error
-    return SummaryWriter
+        RunDirectory.create(f"{folder}/a", DQN("CartPole-v1", seed=2))
+    except ValueError as error:
+        print(str(error).replace(f"{folder}/a", "runs/a"))
 
 # %% [markdown]
-# ## Collecting
+# ## When is it time?
 #
-# The collector steps the environments. Its `step` is the heart of the loop, so read it slowly:
-#
-# 1. the agent acts on the observations and its memory;
-# 2. the environments step; where an episode ended, the vector environment has already reset it, and
-#    `true_next_obs` brings the last observation back;
-# 3. the agent observes the transition. At a checkpoint it is marked as truncated (unless it
-#    terminated), so that no return and no chunk of memory reaches across the coming reset;
-# 4. at a checkpoint all environments are reset.
-#
-# What if you press Ctrl-C between two checkpoints? The run should stop there, not thousands of
-# steps back. The collector remembers the actions since the last reset. To come back to this very
-# moment it resets the environments with the same seed and repeats the actions: no learning happens
-# on the way, so it takes a moment. A stop with Ctrl-C is then as exact as one at a boundary.
+# Lines, evaluations and checkpoints come every so many steps. With four environments the count
+# grows by four at a time and may pass a multiple without meeting it. It has just done so where the
+# remainder is smaller than the last advance. By hand: 1,002 leaves 2, less than 4, so 1,000 was
+# passed in this step; 1,004 leaves 4, so it was passed before.
 
 # %%
 #| export
 def crosses(step: int, advance: int, every: int) -> bool:
     """Say whether the last `advance` steps reached or passed a multiple of `every`."""
-    return every > 0 and step // every > (step - advance) // every
-
-
-def check_finite(step: int, **numbers: np.ndarray) -> None:
-    """Raise when the environment returned a number that no agent can learn from."""
-    for what, values in numbers.items():
-        if not np.isfinite(values).all():
-            raise ValueError(f"The environment returned a {what} that is not finite, step {step}.")
+    return every > 0 and step % every < advance
 
 # %%
 assert crosses(step=1000, advance=4, every=1000)  # reached
@@ -272,88 +314,156 @@ assert crosses(step=1002, advance=4, every=1000)  # passed, since four environme
 assert not crosses(step=1004, advance=4, every=1000)
 assert not crosses(step=1000, advance=4, every=0)  # 0 means never
 
+# %% [markdown]
+# ## The way back
+#
+# What if you press Ctrl-C between two checkpoints? The run should stop there, not thousands of
+# steps back. So all actions since the last reset are remembered. To come back to this very moment
+# one resets the environments with the same seed and repeats the actions: no learning happens on the
+# way, so it takes a moment. A stop with Ctrl-C is then as exact as one at a boundary.
+#
+# `advance` is the one step that both playing and repeating take. Where an episode ended, the vector
+# environment has already reset it, and `true_next_obs` brings the last observation back. It hands
+# out the same array if there was nothing to bring back, which is how you know that no episode
+# ended.
+
 # %%
 #| export
-class Collector:
-    """Steps an agent through its environments, and can find its way back to any step."""
+class Episodes:
+    """The episodes under way in all environments, with the way back to where they are."""
 
-    def __init__(self, agent: Agent) -> None:
-        self.agent = agent
-        config = agent.config
+    def __init__(self, config: Config) -> None:
+        self.config = config
         self.envs = make_vector_env(config.env_id, config.num_envs, config.env_kwargs)
         self.recent: deque[float] = deque(maxlen=20)  # returns of the last finished episodes
-        self.reset(agent.global_step)
 
     def reset(self, step: int) -> None:
         """Start new episodes in all environments, seeded by the run's seed and the step."""
-        count = self.envs.num_envs
-        seed = self.agent.config.seed
+        count, seed = self.envs.num_envs, self.config.seed
         seeds: list[int | None] = [derive_seed(seed, "envs", step, i) for i in range(count)]
         self.obs, _ = self.envs.reset(seed=seeds)
-        check_finite(step, observation=self.obs)
         self.origin = step
         self.actions: list[np.ndarray] = []  # since the reset: they lead back to this moment
-        self.state: Any = None
         self.episode_start = np.ones(count, dtype=bool)
         self.returns = np.zeros(count)
 
-    def step(self) -> None:
-        """Take one step in each environment and show it to the agent."""
-        agent, obs, state = self.agent, self.obs, self.state
-        action, self.state = agent.act(obs, state, self.episode_start, explore=True)
+    def advance(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Take one step; return true successors, rewards, and who terminated or was truncated."""
         self.obs, reward, terminated, truncated, infos = self.envs.step(action)
         self.actions.append(action)
         next_obs = true_next_obs(self.obs, infos)
-        check_finite(agent.global_step, reward=reward, observation=next_obs)
-        if next_obs is not self.obs:  # an episode ended: look at the start of the next one too
-            check_finite(agent.global_step, observation=self.obs)
-        agent.global_step += self.envs.num_envs
-        ended = terminated | truncated
-        cut = crosses(agent.global_step, self.envs.num_envs, agent.config.checkpoint_every)
-        agent.observe(
-            Transition(
-                obs=obs,
-                action=action,
-                reward=reward,
-                next_obs=next_obs,
-                terminated=terminated,
-                truncated=(truncated | cut) & ~terminated,  # a checkpoint ends the episode
-                episode_start=self.episode_start,
-                state=state,
-            )
-        )
+        self.episode_start = terminated | truncated
         self.returns += reward
-        if ended.any():
-            self.recent.extend(self.returns[ended].tolist())
-            self.returns[ended] = 0.0
-        self.episode_start = ended
-        if cut:
-            self.reset(agent.global_step)
+        if next_obs is not self.obs:  # some episode ended
+            truncated &= ~terminated
+            self.recent.extend(self.returns[self.episode_start].tolist())
+            self.returns[self.episode_start] = 0.0
+        return next_obs, reward, terminated, truncated
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the way from the last reset to here, and the memory of the agent."""
-        return {
-            "origin": self.origin,
-            "actions": [torch.from_numpy(np.asarray(action)) for action in self.actions],
-            "state": self.state,
-            "recent": list(self.recent),
-        }
+        """Return the way from the last reset to here."""
+        actions = [torch.from_numpy(np.asarray(action)) for action in self.actions]
+        return {"origin": self.origin, "actions": actions, "recent": list(self.recent)}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Reset as the stored run did and repeat its actions."""
         self.reset(saved["origin"])
         for action in saved["actions"]:
-            self.obs, reward, terminated, truncated, _ = self.envs.step(action.numpy())
-            self.actions.append(action.numpy())
-            self.episode_start = terminated | truncated
-            self.returns = np.where(self.episode_start, 0.0, self.returns + reward)
-        self.state = saved["state"]
+            self.advance(action.numpy())
         self.recent = deque(saved["recent"], maxlen=self.recent.maxlen)
+
+# %% [markdown]
+# Twenty pushes to the right, and a second set of environments that repeats them. An episode of
+# CartPole does not survive so many: some have ended on the way, and with 1 per step their returns
+# are their lengths.
+
+# %%
+played, repeated = (Episodes(DQN("CartPole-v1", num_envs=2, seed=2).config) for _ in range(2))
+played.reset(step=0)
+for _ in range(20):
+    played.advance(np.array([1, 1]))
+repeated.load_state_dict(played.state_dict())
+assert np.array_equal(played.obs, repeated.obs) and played.recent == repeated.recent
+assert sum(played.recent) + played.returns.sum() == 2 * 20
+print("finished:", *played.recent, " under way:", *played.returns)
+
+# %% [markdown]
+# ## Collecting
+#
+# The collector lets an agent act in these episodes. Its `step` is the heart of the loop, so read it
+# slowly:
+#
+# 1. the agent acts on the observations and its memory;
+# 2. the environments step, and what they return is looked at: no agent can learn from a number that
+#    is not finite;
+# 3. the agent observes the transition. At a checkpoint it is marked as truncated (unless it
+#    terminated), so that no return and no chunk of memory reaches across the coming reset;
+# 4. at a checkpoint all environments are reset.
+
+# %%
+#| export
+def check_finite(step: int, what: str, values: np.ndarray) -> None:
+    """Raise when the environment returned a number that no agent can learn from."""
+    if values.dtype.kind != "f":  # bytes and whole numbers are always finite
+        return
+    if np.count_nonzero(np.isfinite(values)) < values.size:  # faster than `all`, at every step
+        raise ValueError(f"The environment returned a {what} that is not finite, step {step}.")
+
+# %%
+check_finite(7, "reward", np.array([1.0, -2.0]))
+try:
+    check_finite(7, "reward", np.array([1.0, np.nan]))
+except ValueError as error:
+    print(error)
+
+# %%
+#| export
+class Collector(Episodes):
+    """Steps an agent through its environments, and can find its way back to any step."""
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent.config)
+        self.agent = agent
+        self.reset(agent.global_step)
+
+    def reset(self, step: int) -> None:
+        """Start new episodes, of which the agent remembers nothing."""
+        super().reset(step)
+        check_finite(step, "observation", self.obs)
+        self.state: Any = None
+
+    def step(self) -> None:
+        """Take one step in each environment and show it to the agent."""
+        agent, obs, state, start = self.agent, self.obs, self.state, self.episode_start
+        action, self.state = agent.act(obs, state, start, explore=True)
+        next_obs, reward, terminated, truncated = self.advance(action)
+        check_finite(agent.global_step, "reward", reward)
+        check_finite(agent.global_step, "observation", next_obs)
+        if next_obs is not self.obs:  # an episode ended: look at the start of the next one too
+            check_finite(agent.global_step, "observation", self.obs)
+        agent.global_step += len(reward)
+        cut = crosses(agent.global_step, len(reward), self.config.checkpoint_every)
+        if cut:
+            truncated = ~terminated  # a checkpoint ends the episode
+        agent.observe(
+            Transition(obs, action, reward, next_obs, terminated, truncated, start, state)
+        )
+        if cut:
+            self.reset(agent.global_step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the way from the last reset to here, and the memory of the agent."""
+        return {**super().state_dict(), "state": self.state}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go back to a stored moment, with the memory that the agent had then."""
+        super().load_state_dict(saved)
+        self.state = saved["state"]
 
 # %% [markdown]
 # The promise of `load_state_dict`, tried out: an agent steps 137 times, a second collector is
 # brought to the same moment, and both see the same observation. (With four environments, 137
-# turns are 548 steps and some thirty finished episodes.)
+# turns are 548 steps and some twenty-five finished episodes.)
 
 # %%
 agent = DQN("CartPole-v1", num_envs=4, seed=2)
@@ -371,8 +481,10 @@ print("after", agent.global_step, "steps both see", collector.obs[0].round(3))
 # %% [markdown]
 # ## Averages between lines
 #
-# Metrics of single updates are noisy, so a line holds their means since the line before. The sums
-# are part of a checkpoint too, or the first line after a resume would differ.
+# Metrics of single updates (the last of each round) are noisy, so a line holds their means since
+# the line before. Not every update reports every metric: an actor that moves at each second update
+# has a loss only there. So each name has a count of its own. Sums and counts are part of a
+# checkpoint too, or the first line after a resume would differ.
 
 # %%
 #| export
@@ -381,25 +493,25 @@ class Averages:
 
     def __init__(self) -> None:
         self.sums: dict[str, float] = {}
-        self.count = 0
+        self.counts: dict[str, int] = {}
 
     def add(self, metrics: dict[str, float]) -> None:
         """Count one set of metrics."""
         for name, value in metrics.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
-        self.count += 1
+            self.counts[name] = self.counts.get(name, 0) + 1
 
     def take(self) -> dict[str, float]:
         """Return the means and start again."""
-        means = {name: total / self.count for name, total in self.sums.items()}
-        self.sums, self.count = {}, 0
+        means = {name: total / self.counts[name] for name, total in self.sums.items()}
+        self.sums, self.counts = {}, {}
         return means
 
 # %%
 averages = Averages()
-averages.add({"loss": 1.0})
-averages.add({"loss": 4.0})
-assert averages.take() == {"loss": 2.5}
+averages.add({"loss": 1.0, "alpha": 0.2})
+averages.add({"loss": 3.0})
+assert averages.take() == {"loss": 2.0, "alpha": 0.2}
 assert averages.take() == {}
 
 # %% [markdown]
@@ -445,31 +557,108 @@ class Journal:
         }
         self.write(self.evaluated)
 
+    def last(self, step: int) -> dict[str, float]:
+        """Return the last line and the last evaluation together."""
+        return {**(self.lines[-1] if self.lines else {}), **self.evaluated, "global_step": step}
+
     def state_dict(self, directory: RunDirectory) -> dict[str, Any]:
         """Return what a resumed run needs to go on with the same lines."""
-        averages, size = vars(self.averages).copy(), directory.metrics_size()
+        averages, size = vars(self.averages).copy(), directory.metrics.sync()
         return {"averages": averages, "evaluated": self.evaluated, "metrics_size": size}
 
     def load_state_dict(self, state: dict[str, Any], directory: RunDirectory) -> None:
         """Go back to a stored moment: what was written after it is dropped."""
         vars(self.averages).update(state["averages"])
         self.evaluated = state["evaluated"]
-        directory.truncate_metrics(state["metrics_size"])
+        directory.metrics.truncate(state["metrics_size"])
         self.lines = directory.read_metrics()
 
 # %%
 journal = Journal(None, tensorboard=False)
-journal.averages.add({"loss": 1.0})
-journal.averages.add({"loss": 4.0})
 journal.enter(100, Evaluation(returns=np.array([1.0, 3.0]), lengths=np.array([10, 20])))
 assert journal.lines[-1]["eval_return_mean"] == 2 and journal.lines[-1]["eval_length_mean"] == 15
+assert journal.last(step=120)["global_step"] == 120 and journal.last(120)["eval_return_mean"] == 2
 
 # %% [markdown]
-# ## The loop
+# ## Evaluating
 #
-# Here it is, and it has become short. After each turn it asks what is due: a line of metrics, an
-# evaluation, a checkpoint. The order matters for exactness: the checkpoint comes last, so that it
-# includes what the turn has written.
+# Every so often the agent plays greedy episodes that it does not learn from. They have environments
+# of their own, so that looking changes nothing, and seeds that follow from the run's seed and the
+# step: a resumed run looks at the same episodes.
+
+# %%
+#| export
+class Evaluator:
+    """Plays greedy episodes, in environments that the training never sees."""
+
+    def __init__(self, config: Config) -> None:
+        self.seed, count = config.seed, config.eval_episodes
+        self.envs = [make_env(config.env_id, config.env_kwargs) for _ in range(count)]
+
+    def evaluate(self, agent: Agent) -> Evaluation:
+        """Play one episode in each environment; the seeds follow from the step."""
+        seed = derive_seed(self.seed, "evaluation", agent.global_step)
+        return evaluate(agent.greedy, self.envs, seed)
+
+    def close(self) -> None:
+        """Close the environments."""
+        for env in self.envs:
+            env.close()
+
+# %%
+before = agent.state_dict()["generator"]
+evaluator = Evaluator(agent.config)
+first, second = (evaluator.evaluate(agent).returns for _ in range(2))
+evaluator.close()
+assert np.array_equal(first, second) and agent.state_dict()["generator"] == before
+
+# %% [markdown]
+# ## A moment of a run
+#
+# A checkpoint holds the agent, the collector and the journal, and from these three a run goes on.
+# When it is stopped it says from where.
+
+# %%
+#| export
+class Moment:
+    """What a checkpoint holds of a run, and brings back."""
+
+    def __init__(self, agent: Agent, directory: RunDirectory | None) -> None:
+        self.agent, self.directory = agent, directory
+        self.collector = Collector(agent)
+        self.journal = Journal(directory, agent.config.tensorboard)
+        self.saved: Path | None = None  # the last checkpoint
+
+    def save(self) -> None:
+        """Write a checkpoint from which the run goes on exactly."""
+        if self.directory is None:
+            return
+        state = {"collector": self.collector.state_dict()}
+        state |= self.journal.state_dict(self.directory)
+        content = {**self.agent.checkpoint(), "run": state}
+        self.saved = self.directory.checkpoints.save(self.agent.global_step, content)
+
+    def load(self, path: Path, content: dict[str, Any]) -> None:
+        """Go back to the moment of a checkpoint."""
+        assert self.directory is not None
+        self.agent.load_state_dict(content["agent"])
+        self.collector.load_state_dict(content["run"]["collector"])
+        self.journal.load_state_dict(content["run"], self.directory)
+        self.saved = path
+
+    def advice(self) -> str:
+        """Say how to go on after the run was stopped."""
+        if self.directory is None:
+            return "Nothing was written, since the run has no run_dir."
+        if self.saved is None:
+            return f"Without a checkpoint, `rlbook resume {self.directory.path}` starts again."
+        return f"Go on from {self.saved} with `rlbook resume {self.directory.path}`."
+
+# %%
+print(Moment(agent, None).advice())
+
+# %% [markdown]
+# What a run leaves in the end is a record of its metrics, its last checkpoint and its agent.
 
 # %%
 #| export
@@ -490,40 +679,27 @@ class RunResult:
         return np.array(steps), np.array(values)
 
 # %%
+three = [{"global_step": 10, "loss": 2.0}, {"global_step": 20}, {"global_step": 30, "loss": 1.0}]
+steps, losses = RunResult({}, three, None, agent, seconds=0.0).curve("loss")
+assert steps.tolist() == [10, 30] and losses.tolist() == [2.0, 1.0]
+
+# %% [markdown]
+# ## The loop
+#
+# Here it is, and it has become short. After each turn it asks what is due: a line of metrics, an
+# evaluation, a checkpoint. The order matters for exactness: the checkpoint comes last, so that it
+# includes what the turn has written.
+
+# %%
 #| export
-class Run:
+class Run(Moment):
     """The one loop: act, store, update, log, evaluate and checkpoint, each when it is time."""
 
     def __init__(self, agent: Agent, directory: RunDirectory | None, progress: bool = True) -> None:
-        self.agent, self.config, self.directory = agent, agent.config, directory
-        self.collector = Collector(agent)
-        self.journal = Journal(directory, agent.config.tensorboard)
-        self.saved: Path | None = None  # the last checkpoint
-        episodes = range(self.config.eval_episodes)
-        self.eval_envs = [make_env(self.config.env_id, self.config.env_kwargs) for _ in episodes]
+        super().__init__(agent, directory)
+        self.config = agent.config
+        self.evaluator = Evaluator(agent.config)
         self.progress = Progress(agent.name, agent.global_step, self.config.total_steps, progress)
-
-    def train(self) -> RunResult:
-        """Go on until `total_steps`, or until somebody stops the run."""
-        began, agent, total = time.perf_counter(), self.agent, self.config.total_steps
-        try:
-            with torch_for_learning(self.config.threads), catch_signals() as caught:
-                while agent.global_step < total and not caught:
-                    self.step()
-                if not caught and self.config.eval_every:
-                    self.evaluate_once()
-                self.save()
-            if caught:
-                where = f"Stopped at step {agent.global_step:,}."
-                raise Interrupted(f"{where} {self.advice()}", caught[0])
-        except FloatingPointError as error:
-            where = f"The run stopped at step {agent.global_step:,} because {error}."
-            raise RunFailed(f"{where} A lower learning rate may help. {self.advice()}") from error
-        finally:
-            self.close()
-        lines, evaluated = self.journal.lines, self.journal.evaluated
-        last = {**(lines[-1] if lines else {}), **evaluated, "global_step": agent.global_step}
-        return RunResult(last, lines, self.saved, agent, time.perf_counter() - began)
 
     def step(self) -> None:
         """Take one step of all environments and do what is due after it."""
@@ -540,54 +716,65 @@ class Run:
             self.save()
         self.progress.step(agent.global_step, metrics)
 
-    def evaluate_once(self) -> None:
-        """Evaluate the last weights, unless that has just been done."""
-        if self.journal.evaluated.get("global_step") != self.agent.global_step:
-            self.evaluate()
-
     def evaluate(self) -> None:
-        """Play greedy episodes with fresh seeds and write what they scored."""
+        """Write what greedy episodes score with these weights, unless that has just been done."""
         step = self.agent.global_step
-        seed = derive_seed(self.config.seed, "evaluation", step)
-        evaluation = evaluate(self.agent.greedy, self.eval_envs, seed)
-        self.journal.enter(step, evaluation)
-        self.progress.evaluated(step, evaluation)
+        if self.journal.evaluated.get("global_step") != step:
+            evaluation = self.evaluator.evaluate(self.agent)
+            self.journal.enter(step, evaluation)
+            self.progress.evaluated(step, evaluation)
 
-    def save(self) -> None:
-        """Write a checkpoint from which the run goes on exactly."""
-        if self.directory is None:
-            return
-        state = {"collector": self.collector.state_dict()}
-        state |= self.journal.state_dict(self.directory)
-        content = {**self.agent.checkpoint(), "run": state}
-        self.saved = self.directory.checkpoints.save(self.agent.global_step, content)
-
-    def load(self, path: Path, content: dict[str, Any]) -> None:
-        """Go back to the moment of a checkpoint."""
-        assert self.directory is not None
-        self.agent.load_state_dict(content["agent"])
-        self.collector.load_state_dict(content["run"]["collector"])
-        self.journal.load_state_dict(content["run"], self.directory)
-        self.saved = path
-        self.progress.start_at(self.agent.global_step)
-
-    def advice(self) -> str:
-        """Say how to go on after the run was stopped."""
-        if self.directory is None:
-            return "Nothing was written, since the run has no run_dir."
-        if self.saved is None:
-            return f"Without a checkpoint, `rlbook resume {self.directory.path}` starts again."
-        return f"Go on from {self.saved} with `rlbook resume {self.directory.path}`."
+    def train(self) -> RunResult:
+        """Go on until `total_steps`, or until somebody stops the run."""
+        began, agent = time.perf_counter(), self.agent
+        self.progress.start_at(agent.global_step)  # what came before was not done now
+        try:
+            with torch_for_learning(self.config.threads), catch_signals() as caught:
+                while agent.global_step < self.config.total_steps and not caught:
+                    self.step()
+                if not caught and self.config.eval_every:
+                    self.evaluate()
+                self.save()
+        except FloatingPointError as error:
+            where = f"The run stopped at step {agent.global_step:,} because {error}."
+            raise RunFailed(f"{where} A lower learning rate may help. {self.advice()}") from error
+        finally:
+            self.close()
+        if caught:
+            where = f"Stopped at step {agent.global_step:,}."
+            raise Interrupted(f"{where} {self.advice()}", caught[0])
+        metrics, seconds = self.journal.last(agent.global_step), time.perf_counter() - began
+        return RunResult(metrics, self.journal.lines, self.saved, agent, seconds)
 
     def close(self) -> None:
         """Close bar and environments."""
         self.progress.close(self.agent.global_step)
-        for env in self.eval_envs:
-            env.close()
+        self.evaluator.close()
         self.collector.envs.close()
 
 # %% [markdown]
 # ## Starting and resuming
+#
+# Not every checkpoint is one from which this run can go on. It may be of another algorithm, saved
+# by hand, or further than the run is asked to go:
+
+# %%
+#| export
+def check_resumable(path: Path, content: dict[str, Any], agent: Agent) -> None:
+    """Raise unless the checkpoint was written by a run of this algorithm, and is not beyond it."""
+    if content.get("algo") != agent.name:
+        found = content.get("algo")
+        raise ValueError(f"{path} holds a {found} agent, but the run is {agent.name}.")
+    if "run" not in content:
+        raise ValueError(f"{path} was saved by hand and is not a moment of a run: use rlbook.load.")
+    reached, total = content["agent"]["global_step"], agent.config.total_steps
+    if reached >= total + agent.config.num_envs:  # the last step of all may overshoot
+        where = agent.config.run_dir
+        raise ValueError(f"{where} is already at step {reached:,}: ask for more steps.")
+
+# %% [markdown]
+# A new run makes its directory. One that is resumed opens it, makes the agent anew from the
+# settings that it finds there, and goes back to the newest checkpoint; without one it begins again.
 
 # %%
 #| export
@@ -621,23 +808,10 @@ def resume(
         if newest:
             run.load(*newest)
         else:
-            directory.truncate_metrics(0)
+            directory.metrics.truncate(0)
         if total_steps is not None:
             write_settings(directory.config_path, agent.name, agent.config)
         return run.train()
-
-
-def check_resumable(path: Path, content: dict[str, Any], agent: Agent) -> None:
-    """Raise unless the checkpoint was written by a run of this algorithm, and is not beyond it."""
-    if content.get("algo") != agent.name:
-        found = content.get("algo")
-        raise ValueError(f"{path} holds a {found} agent, but the run is {agent.name}.")
-    if "run" not in content:
-        raise ValueError(f"{path} was saved by hand and is not a moment of a run: use rlbook.load.")
-    reached, total = content["agent"]["global_step"], agent.config.total_steps
-    if reached >= total + agent.config.num_envs:  # the last step of all may overshoot
-        where = agent.config.run_dir
-        raise ValueError(f"{where} is already at step {reached:,}: ask for more steps.")
 
 # %% [markdown]
 # A short run in memory, without any files, to see the lines that it keeps:
@@ -765,8 +939,8 @@ shutil.rmtree(workplace)
 #   equals a run of 40,000 steps from the start only if no setting depends on `total_steps`, as a
 #   falling learning rate does.
 # - Cutting episodes at checkpoints changes what the agent sees, slightly. With episodes of 500
-#   steps and a checkpoint every 10,000 steps of four environments, four episodes in some eighty are
-#   cut.
+#   steps and a checkpoint every 10,000 steps of four environments, at most four episodes in some
+#   twenty are cut.
 #
 # ## Exercises
 #

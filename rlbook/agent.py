@@ -4,6 +4,7 @@ __all__ = [
     "REGISTRY",
     "Agent",
     "Algorithm",
+    "Learner",
     "Transition",
     "UpdateResult",
     "action_kind",
@@ -14,12 +15,14 @@ __all__ = [
     "compile_functions",
     "find_algorithm",
     "find_device",
+    "find_spaces",
     "load",
     "not_finite",
     "observation_kind",
     "restore",
     "seeded_torch",
     "torch_for_learning",
+    "where_episodes_start",
 ]
 
 # %% book/agent.py · The agent
@@ -125,7 +128,7 @@ def action_kind(space: gym.Space) -> str:
     return "continuous" if isinstance(space, gym.spaces.Box) and len(space.shape) == 1 else "other"
 
 
-def check_spaces(agent: "Agent") -> None:
+def check_spaces(agent: "Learner") -> None:
     """Raise unless the agent can handle its environment; name an algorithm that can."""
     found = observation_kind(agent.observation_space), action_kind(agent.action_space)
     if found == (agent.observations, agent.actions):
@@ -145,7 +148,7 @@ def check_spaces(agent: "Agent") -> None:
 def seeded_torch(seed: int) -> Iterator[None]:
     """Draw initial weights from `seed` and leave the global generator as it was."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed GPUs too
         yield
 
 
@@ -247,6 +250,16 @@ def as_batch(obs: Any, space: gym.Space) -> tuple[np.ndarray, bool]:
     return (batch[None] if single else batch), single
 
 
+def where_episodes_start(given: Any, state: Any, count: int) -> np.ndarray:
+    """Return for each of `count` observations whether an episode starts there."""
+    if given is None:
+        return np.full(count, state is None)
+    start = np.atleast_1d(np.asarray(given, dtype=bool))
+    if start.shape != (count,):
+        raise ValueError(f"episode_start needs one entry for each of {count} observations.")
+    return start
+
+
 # %% book/agent.py · Nothing broken is kept
 def not_finite(state: Any, name: str = "") -> str | None:
     """Return the name of the first tensor in a nested state that is not finite all over."""
@@ -257,9 +270,16 @@ def not_finite(state: Any, name: str = "") -> str | None:
     return next(filter(None, (not_finite(v, f"{name}.{k}".strip(".")) for k, v in nested)), None)
 
 
-# %% book/agent.py · What a user calls
-class Agent(Algorithm):
-    """What a user calls, for every algorithm alike."""
+# %% book/agent.py · What every agent is made of
+def find_spaces(config: Config) -> tuple[gym.Space, gym.Space]:
+    """Return what can be seen and what can be done in the environment that the settings name."""
+    env = make_env(config.env_id, config.env_kwargs)
+    env.close()
+    return env.observation_space, env.action_space
+
+
+class Learner(Algorithm):
+    """An algorithm with settings, spaces, counters, a generator and parts."""
 
     name: ClassVar[str]
     config_class: ClassVar[type[Config]]
@@ -269,10 +289,6 @@ class Agent(Algorithm):
     compiled: ClassVar[tuple[str, ...]] = ()  # functions that the setting `compile` is for
     config: Config
 
-    def __init_subclass__(cls) -> None:
-        if "name" in vars(cls):
-            REGISTRY[cls.name] = cls
-
     def __init__(
         self, env_id: str | None = None, *, config: Config | None = None, **settings: Any
     ) -> None:
@@ -281,13 +297,10 @@ class Agent(Algorithm):
             config = make_config(self.config_class, {**named, **settings})
         self.config = config
         self.device = find_device(config.device)
-        env = make_env(config.env_id, config.env_kwargs)
-        self.observation_space, self.action_space = env.observation_space, env.action_space
-        env.close()
+        self.observation_space, self.action_space = find_spaces(config)
         check_spaces(self)
         self.global_step = 0  # environment steps seen
         self.updates = 0  # gradient steps made
-        self.directory: RunDirectory | None = None  # made by the loop when `run_dir` is set
         self.generator = np.random.default_rng(derive_seed(config.seed, "agent"))
         with seeded_torch(derive_seed(config.seed, "networks")):
             self.build()
@@ -311,6 +324,17 @@ class Agent(Algorithm):
             if part in state:  # a checkpoint may leave out the replay buffer
                 getattr(self, part).load_state_dict(state[part])
 
+
+# %% book/agent.py · What a user calls
+class Agent(Learner):
+    """What a user calls, for every algorithm alike."""
+
+    directory: "RunDirectory | None" = None  # made by the loop when `run_dir` is set
+
+    def __init_subclass__(cls) -> None:
+        if "name" in vars(cls):
+            REGISTRY[cls.name] = cls
+
     def learn(self, steps: int, progress: bool = True) -> "RunResult":
         """Train for `steps` more environment steps."""
         if steps < 1:
@@ -333,10 +357,12 @@ class Agent(Algorithm):
         """Act without exploring."""
         return self.act(obs, state, start, explore=False)
 
-    def predict(self, obs: Any, state: Any = None, explore: bool = False) -> tuple[Any, Any]:
+    def predict(
+        self, obs: Any, state: Any = None, explore: bool = False, episode_start: Any = None
+    ) -> tuple[Any, Any]:
         """Choose an action for one observation or a batch; without `state` an episode starts."""
         batch, single = as_batch(obs, self.observation_space)
-        start = np.full(len(batch), state is None)
+        start = where_episodes_start(episode_start, state, len(batch))
         actions, state = self.act(batch, state, start, explore)
         return (actions[0] if single else actions), state
 

@@ -9,6 +9,7 @@ __all__ = [
     "DrQv2Model",
     "Encoder",
     "Layers",
+    "PixelActorCritic",
     "Trunk",
     "actor_loss",
     "check_images",
@@ -46,7 +47,7 @@ from torch import Tensor, nn
 from rlbook.agent import Agent, Transition, UpdateResult
 from rlbook.dqn import MLP, Adam, check_batch_fits, check_shapes, polyak_update
 from rlbook.envs import derive_seed, make_env
-from rlbook.pixels import (  # noqa: F401
+from rlbook.pixels import (  # noqa: F401 (who uses the agent finds its environments here too)
     FrameReplay,
     FrameRing,
     PointReach,
@@ -380,20 +381,16 @@ def shifted_batch(
     return dataclasses.replace(to_batch(rows, device), obs=obs, next_obs=next_obs)
 
 
-class DrQv2(Agent):
-    """Learns from shifted images what actions are worth, and the policy that follows."""
+class PixelActorCritic(Agent):
+    """Sees images, acts and judges: everything that is asked of the networks."""
 
-    name: ClassVar[str] = "drqv2"
-    config_class: ClassVar[type[Config]] = DrQv2Config
     observations: ClassVar[str] = "image"
     actions: ClassVar[str] = "continuous"
-    parts: ClassVar[tuple[str, ...]] = ("model", "target", "optimizer", "replay")
-    compiled: ClassVar[tuple[str, ...]] = ("model.encoder.forward",)
     config: DrQv2Config
     action_space: gym.spaces.Box
 
     def build(self) -> None:
-        """Make model, target critic, optimiser and buffer."""
+        """Make the model and its target critic."""
         config, images, actions = self.config, self.observation_space, self.action_space
         check_bounds(config.env_id, actions)
         check_images(config.env_id, images, config.encoder)
@@ -401,10 +398,6 @@ class DrQv2(Agent):
         sizes = config.encoder, config.features, config.hidden
         self.model = DrQv2Model(images.shape or (), actions.shape[0], *sizes).to(self.device)
         self.target = copy.deepcopy(self.model.critic)
-        self.optimizer = Adam(self.model.parameters(), lr=config.lr)
-        self.replay = make_replay(config, images, actions)
-        self.actor_loss, self.actor_updates = 0.0, 0  # the last one, and how many there were
-        self.forgot = False  # whether it was loaded without its replay buffer
 
     def draw_noise(self, count: int) -> Tensor:
         """Draw the noise (count, actions) of this step from the agent's own generator."""
@@ -420,11 +413,8 @@ class DrQv2(Agent):
         if explore and self.global_step < self.config.warmup_steps:
             shape = (len(obs), *self.action_space.shape)
             return self.scale.to_env(self.generator.uniform(-1, 1, shape)), state
-        images = torch.as_tensor(obs, device=self.device)
-        if explore:
-            action = self.model.sample(images, self.draw_noise(len(obs)))
-        else:
-            action = self.model.act(images)
+        images, model = torch.as_tensor(obs, device=self.device), self.model
+        action = model.sample(images, self.draw_noise(len(obs))) if explore else model.act(images)
         return self.scale.to_env(action.cpu().numpy()), state
 
     @torch.inference_mode()
@@ -435,6 +425,35 @@ class DrQv2(Agent):
             numbers = self.scale.from_env(action)
             scaled = torch.as_tensor(numbers, dtype=torch.float32, device=self.device)
         return self.model.values(images, scaled).cpu().numpy()
+
+    def judge(self, encoded: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of the critics, whose gradient teaches the encoder too."""
+        noise, clip = self.draw_noise(len(encoded)), self.config.noise_clip
+        next_q = next_values(self.model, self.target, batch.next_obs, noise, clip)
+        q = self.model.critic(encoded, batch.action)
+        return drqv2_loss(q, batch.reward, batch.discount, batch.terminated, next_q)
+
+    def improve(self, encoded: Tensor) -> Tensor:
+        """Return the loss of the actor, of what the encoder saw, without a gradient into it."""
+        noise, clip = self.draw_noise(len(encoded)), self.config.noise_clip
+        return improvement_loss(self.model, encoded, noise, clip, self.config.saturation_penalty)
+
+
+class DrQv2(PixelActorCritic):
+    """Learns from shifted images what actions are worth, and the policy that follows."""
+
+    name: ClassVar[str] = "drqv2"
+    config_class: ClassVar[type[Config]] = DrQv2Config
+    parts: ClassVar[tuple[str, ...]] = ("model", "target", "optimizer", "replay")
+    compiled: ClassVar[tuple[str, ...]] = ("model.encoder.forward",)
+
+    def build(self) -> None:
+        """Make model, target critic, optimiser and buffer."""
+        super().build()
+        self.optimizer = Adam(self.model.parameters(), lr=self.config.lr)
+        self.replay = make_replay(self.config, self.observation_space, self.action_space)
+        self.last_actor_loss, self.actor_updates = 0.0, 0
+        self.forgot = False  # whether it was loaded without its replay buffer
 
     def observe(self, transition: Transition) -> None:
         """Store one step of all environments, actions scaled to (-1, 1)."""
@@ -461,7 +480,7 @@ class DrQv2(Agent):
         loss, metrics = self.judge(encoded, batch)
         if (self.updates + 1) % self.config.policy_delay == 0:
             improvement = self.improve(encoded.detach())
-            self.actor_loss = float(improvement.detach())
+            self.last_actor_loss = float(improvement.detach())
             self.actor_updates += 1
             loss = loss + improvement
         self.optimizer.zero_grad()
@@ -469,30 +488,19 @@ class DrQv2(Agent):
         self.optimizer.step()
         polyak_update(self.target, self.model.critic, self.config.tau)
         values = {name: float(value) for name, value in metrics.items()}
-        values |= {"actor_loss": self.actor_loss, "actor_updates": self.actor_updates}
-        return UpdateResult(values["critic_loss"] + values["actor_loss"], values)
-
-    def judge(self, encoded: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of the critics, whose gradient teaches the encoder too."""
-        noise, clip = self.draw_noise(len(encoded)), self.config.noise_clip
-        next_q = next_values(self.model, self.target, batch.next_obs, noise, clip)
-        q = self.model.critic(encoded, batch.action)
-        return drqv2_loss(q, batch.reward, batch.discount, batch.terminated, next_q)
-
-    def improve(self, encoded: Tensor) -> Tensor:
-        """Return the loss of the actor, of what the encoder saw, without a gradient into it."""
-        noise, clip = self.draw_noise(len(encoded)), self.config.noise_clip
-        return improvement_loss(self.model, encoded, noise, clip, self.config.saturation_penalty)
+        values |= {"actor_loss": self.last_actor_loss, "actor_updates": self.actor_updates}
+        return UpdateResult(float(loss.detach()), values)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that learning and its metrics depend on."""
-        actor = {"actor_loss": self.actor_loss, "actor_updates": self.actor_updates}
+        actor = {"last_actor_loss": self.last_actor_loss, "actor_updates": self.actor_updates}
         return {**super().state_dict(), **actor}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` returned, or all but the replay buffer."""
         super().load_state_dict(state)
-        self.actor_loss, self.actor_updates = state["actor_loss"], state["actor_updates"]
+        self.last_actor_loss = state["last_actor_loss"]
+        self.actor_updates = state["actor_updates"]
         self.forgot = "replay" not in state
 
 

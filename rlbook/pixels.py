@@ -5,6 +5,7 @@ __all__ = [
     "FrameReplay",
     "FrameRing",
     "FrameStack",
+    "FrameWriter",
     "PixelObservation",
     "PointReach",
     "ShownFrames",
@@ -234,7 +235,7 @@ def make_pendulum_pixels(
     crop: int | None = 250,
     frame_stack: int = 3,
     action_repeat: int = 2,
-    render_mode: str | None = None,
+    render_mode: str | None = None,  # asked for by whoever wants to watch: it always renders
 ) -> gym.Env:
     """Make Pendulum-v1 as it is seen."""
     return make_pixels("Pendulum-v1", size, crop, frame_stack, action_repeat)
@@ -312,6 +313,14 @@ class ShownFrames:
         before, self.stack = self.stack, np.column_stack([self.stack[:, 1:], newest])
         return before, self.stack
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what each environment shows."""
+        return {"stack": torch.from_numpy(self.stack), "unknown": torch.from_numpy(self.unknown)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what each environment showed."""
+        self.stack[:], self.unknown[:] = state["stack"].cpu(), state["unknown"].cpu()
+
 
 # %% book/pixels.py · Rows that are given up
 class TrimmedReplay(ReplayBuffer):
@@ -354,6 +363,47 @@ def frame_slack(num_envs: int, frame_stack: int, n_step: int) -> int:
     return num_envs * (1 + frame_stack) * (n_step + frame_stack)
 
 
+# %% book/pixels.py · From steps to rows
+class FrameWriter:
+    """Writes the frames of steps into a ring, and makes rows of their numbers."""
+
+    def __init__(
+        self, ring: FrameRing, shown: ShownFrames, n_step: NStepAccumulator, dtype: np.dtype
+    ) -> None:
+        self.ring, self.shown, self.n_step, self.dtype = ring, shown, n_step, dtype
+
+    def write(self, step: Transition, action: np.ndarray, reward: np.ndarray) -> np.ndarray:
+        """Store what is new in one step of all environments; return the rows that it completed."""
+        check_stacks(step.obs, step.next_obs, self.ring.frames.shape[1])
+        start = self.shown.begin(step.obs, step.episode_start)
+        self.n_step.waiting[:, start] = False
+        obs, next_obs = self.shown.move(step.next_obs)
+        rows = make_rows(
+            self.dtype,
+            obs=obs,
+            action=action,
+            reward=reward,
+            next_obs=next_obs,
+            terminated=step.terminated,
+            discount=self.n_step.gamma,
+        )
+        return self.n_step.add(rows, step.truncated)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the frames, without a copy, and what is under way."""
+        return {
+            "ring": self.ring.state_dict(),
+            "shown": self.shown.state_dict(),
+            "n_step": self.n_step.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over stored frames and what was under way."""
+        self.ring.load_state_dict(state["ring"])
+        self.shown.load_state_dict(state["shown"])
+        self.n_step.load_state_dict(state["n_step"])
+
+
 # %% book/pixels.py · The buffer
 class FrameReplay(TrimmedReplay):
     """A ring of n-step transitions; their rows hold the numbers of frames that are stored once."""
@@ -373,28 +423,16 @@ class FrameReplay(TrimmedReplay):
         channels, *size = observation_space.shape or ()
         numbers = Box(0, np.iinfo(np.int64).max, (frame_stack,), np.int64)
         super().__init__(capacity, transition_dtype(numbers, action_space), seed)
-        self.n_step = NStepAccumulator(n_step, gamma, num_envs, self.rows.dtype)
         self.slack = frame_slack(num_envs, frame_stack, n_step)
         room = capacity + num_envs + self.slack  # an episode has one frame more than steps
         self.ring = FrameRing(room, (channels // frame_stack, *size))
-        self.shown = ShownFrames(self.ring, num_envs, frame_stack)
+        shown = ShownFrames(self.ring, num_envs, frame_stack)
+        waiting = NStepAccumulator(n_step, gamma, num_envs, self.rows.dtype)
+        self.writer = FrameWriter(self.ring, shown, waiting, self.rows.dtype)
 
     def append(self, step: Transition, action: np.ndarray, reward: np.ndarray) -> None:
         """Store what is new in one step of all environments: one frame each, and numbers."""
-        check_stacks(step.obs, step.next_obs, self.ring.frames.shape[1])
-        start = self.shown.begin(step.obs, step.episode_start)
-        self.n_step.waiting[:, start] = False
-        obs, next_obs = self.shown.move(step.next_obs)
-        rows = make_rows(
-            self.rows.dtype,
-            obs=obs,
-            action=action,
-            reward=reward,
-            next_obs=next_obs,
-            terminated=step.terminated,
-            discount=self.n_step.gamma,
-        )
-        self.add(self.n_step.add(rows, step.truncated))
+        self.add(self.writer.write(step, action, reward))
 
     def add(self, rows: np.ndarray) -> None:
         """Store rows, and give up those that lost a frame or are about to."""
@@ -403,18 +441,9 @@ class FrameReplay(TrimmedReplay):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the filled parts of both rings, without a copy, and all counters."""
-        return {
-            **super().state_dict(),
-            "ring": self.ring.state_dict(),
-            "stack": torch.from_numpy(self.shown.stack),
-            "unknown": torch.from_numpy(self.shown.unknown),
-            "n_step": self.n_step.state_dict(),
-        }
+        return {**super().state_dict(), "frames": self.writer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over stored rings: the samples go on as if nothing had happened."""
-        self.ring.load_state_dict(state["ring"])
+        self.writer.load_state_dict(state["frames"])
         super().load_state_dict(state)
-        self.shown.stack[:] = state["stack"].cpu()
-        self.shown.unknown[:] = state["unknown"].cpu()
-        self.n_step.load_state_dict(state["n_step"])

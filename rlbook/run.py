@@ -3,13 +3,19 @@
 __all__ = [
     "Averages",
     "Collector",
+    "Episodes",
+    "Evaluator",
     "Journal",
+    "MetricsFile",
+    "Moment",
     "Run",
     "RunDirectory",
     "RunResult",
+    "TensorBoardFiles",
     "check_finite",
     "check_resumable",
     "crosses",
+    "lock",
     "resume",
     "tensorboard_class",
     "train",
@@ -21,7 +27,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,10 +46,81 @@ from rlbook.envs import (
     true_next_obs,
 )
 from rlbook.progress import Interrupted, Progress, RunFailed, catch_signals
-from rlbook.settings import make_config, read_settings, write_settings
+from rlbook.settings import Config, make_config, read_settings, write_settings
 
 
 # %% book/run.py · The run directory
+class MetricsFile:
+    """Lines of metrics, one JSON object each, which can be cut back to an earlier size."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, line: dict[str, float]) -> None:
+        """Add one line."""
+        with open(self.path, "a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def read(self) -> list[dict[str, float]]:
+        """Read all lines."""
+        return [json.loads(line) for line in self.path.read_text().splitlines()]
+
+    def sync(self) -> int:
+        """Put the lines safely on the disk and return their size in bytes."""
+        with open(self.path, "ab") as file:
+            os.fsync(file.fileno())
+            return file.tell()
+
+    def truncate(self, size: int) -> None:
+        """Drop what was written after a checkpoint: the resumed run writes it again."""
+        with open(self.path, "ab") as file:
+            file.truncate(min(size, file.tell()))  # never longer, should somebody have cut it
+
+
+def tensorboard_class() -> Any:
+    """Import TensorBoard's writer, or say how to get it."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ValueError(
+            "TensorBoard is not installed: `pip install 'rlbook[tensorboard]'` or drop the setting."
+        ) from error
+    return SummaryWriter
+
+
+class TensorBoardFiles:
+    """The curves that TensorBoard draws; their writer is made when the first line comes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.writer: Any = None
+
+    def append(self, line: dict[str, float]) -> None:
+        """Add one line; the first of a resumed run drops what was written from its step on."""
+        step = int(line["global_step"])
+        if self.writer is None:
+            self.writer = tensorboard_class()(str(self.folder), purge_step=step)
+        for name, value in line.items():
+            self.writer.add_scalar(name, value, step)
+        self.writer.flush()
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing to the same run; the lock falls with the process."""
+    with open(folder / "writer.lock", "a") as file:
+        if os.name == "posix":
+            import fcntl
+
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ValueError(
+                    f"Another process is at work on {folder}: wait for it, or stop it."
+                ) from error
+        yield
+
+
 class RunDirectory:
     """The files of one run: `config.yaml`, `metrics.jsonl` and `checkpoints/`."""
 
@@ -51,8 +128,9 @@ class RunDirectory:
         self.path = Path(path)
         self.config_path = self.path / "config.yaml"
         self.metrics_path = self.path / "metrics.jsonl"
+        self.metrics = MetricsFile(self.metrics_path)
+        self.tensorboard = TensorBoardFiles(self.path / "tensorboard")
         self.checkpoints = CheckpointDirectory(self.path / "checkpoints")
-        self.writer: Any = None  # of TensorBoard, made when it is first needed
 
     @classmethod
     def create(cls, path: str, agent: Agent) -> "RunDirectory":
@@ -79,153 +157,122 @@ class RunDirectory:
             raise ValueError(f"{path} is not a run directory: it has no config.yaml.")
         return directory
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Keep other processes from writing to the same run; the lock falls with the process."""
-        with open(self.path / "writer.lock", "a") as file:
-            if os.name == "posix":
-                import fcntl
-
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError as error:
-                    raise ValueError(
-                        f"Another process is at work on {self.path}: wait for it, or stop it."
-                    ) from error
-            yield
+    def alone(self) -> AbstractContextManager[None]:
+        """Keep other processes from writing to the same run."""
+        return lock(self.path)
 
     def append(self, line: dict[str, float], tensorboard: bool = False) -> None:
         """Add one line to the metrics, and to TensorBoard's files if asked."""
-        with open(self.metrics_path, "a") as file:
-            file.write(json.dumps(line) + "\n")
+        self.metrics.append(line)
         if tensorboard:
-            self.append_tensorboard(line)
-
-    def append_tensorboard(self, line: dict[str, float]) -> None:
-        """Add one line to TensorBoard's scalars."""
-        if self.writer is None:
-            # A resumed run drops what it writes again.
-            folder, step = str(self.path / "tensorboard"), int(line["global_step"])
-            self.writer = tensorboard_class()(folder, purge_step=step)
-        for name, value in line.items():
-            self.writer.add_scalar(name, value, int(line["global_step"]))
-        self.writer.flush()
+            self.tensorboard.append(line)
 
     def read_metrics(self) -> list[dict[str, float]]:
         """Read all lines of the metrics."""
-        return [json.loads(line) for line in self.metrics_path.read_text().splitlines()]
-
-    def metrics_size(self) -> int:
-        """Put the metrics safely on the disk and return their size in bytes."""
-        with open(self.metrics_path, "ab") as file:
-            os.fsync(file.fileno())
-            return file.tell()
-
-    def truncate_metrics(self, size: int) -> None:
-        """Drop what was written after a checkpoint: the resumed run writes it again."""
-        with open(self.metrics_path, "ab") as file:
-            file.truncate(min(size, file.tell()))  # never longer, should somebody have cut it
+        return self.metrics.read()
 
 
-def tensorboard_class() -> Any:
-    """Import TensorBoard's writer, or say how to get it."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ValueError(
-            "TensorBoard is not installed: `pip install 'rlbook[tensorboard]'` or drop the setting."
-        ) from error
-    return SummaryWriter
-
-
-# %% book/run.py · Collecting
+# %% book/run.py · When is it time?
 def crosses(step: int, advance: int, every: int) -> bool:
     """Say whether the last `advance` steps reached or passed a multiple of `every`."""
-    return every > 0 and step // every > (step - advance) // every
+    return every > 0 and step % every < advance
 
 
-def check_finite(step: int, **numbers: np.ndarray) -> None:
-    """Raise when the environment returned a number that no agent can learn from."""
-    for what, values in numbers.items():
-        if not np.isfinite(values).all():
-            raise ValueError(f"The environment returned a {what} that is not finite, step {step}.")
+# %% book/run.py · The way back
+class Episodes:
+    """The episodes under way in all environments, with the way back to where they are."""
 
-
-class Collector:
-    """Steps an agent through its environments, and can find its way back to any step."""
-
-    def __init__(self, agent: Agent) -> None:
-        self.agent = agent
-        config = agent.config
+    def __init__(self, config: Config) -> None:
+        self.config = config
         self.envs = make_vector_env(config.env_id, config.num_envs, config.env_kwargs)
         self.recent: deque[float] = deque(maxlen=20)  # returns of the last finished episodes
-        self.reset(agent.global_step)
 
     def reset(self, step: int) -> None:
         """Start new episodes in all environments, seeded by the run's seed and the step."""
-        count = self.envs.num_envs
-        seed = self.agent.config.seed
+        count, seed = self.envs.num_envs, self.config.seed
         seeds: list[int | None] = [derive_seed(seed, "envs", step, i) for i in range(count)]
         self.obs, _ = self.envs.reset(seed=seeds)
-        check_finite(step, observation=self.obs)
         self.origin = step
         self.actions: list[np.ndarray] = []  # since the reset: they lead back to this moment
-        self.state: Any = None
         self.episode_start = np.ones(count, dtype=bool)
         self.returns = np.zeros(count)
 
-    def step(self) -> None:
-        """Take one step in each environment and show it to the agent."""
-        agent, obs, state = self.agent, self.obs, self.state
-        action, self.state = agent.act(obs, state, self.episode_start, explore=True)
+    def advance(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Take one step; return true successors, rewards, and who terminated or was truncated."""
         self.obs, reward, terminated, truncated, infos = self.envs.step(action)
         self.actions.append(action)
         next_obs = true_next_obs(self.obs, infos)
-        check_finite(agent.global_step, reward=reward, observation=next_obs)
-        if next_obs is not self.obs:  # an episode ended: look at the start of the next one too
-            check_finite(agent.global_step, observation=self.obs)
-        agent.global_step += self.envs.num_envs
-        ended = terminated | truncated
-        cut = crosses(agent.global_step, self.envs.num_envs, agent.config.checkpoint_every)
-        agent.observe(
-            Transition(
-                obs=obs,
-                action=action,
-                reward=reward,
-                next_obs=next_obs,
-                terminated=terminated,
-                truncated=(truncated | cut) & ~terminated,  # a checkpoint ends the episode
-                episode_start=self.episode_start,
-                state=state,
-            )
-        )
+        self.episode_start = terminated | truncated
         self.returns += reward
-        if ended.any():
-            self.recent.extend(self.returns[ended].tolist())
-            self.returns[ended] = 0.0
-        self.episode_start = ended
-        if cut:
-            self.reset(agent.global_step)
+        if next_obs is not self.obs:  # some episode ended
+            truncated &= ~terminated
+            self.recent.extend(self.returns[self.episode_start].tolist())
+            self.returns[self.episode_start] = 0.0
+        return next_obs, reward, terminated, truncated
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the way from the last reset to here, and the memory of the agent."""
-        return {
-            "origin": self.origin,
-            "actions": [torch.from_numpy(np.asarray(action)) for action in self.actions],
-            "state": self.state,
-            "recent": list(self.recent),
-        }
+        """Return the way from the last reset to here."""
+        actions = [torch.from_numpy(np.asarray(action)) for action in self.actions]
+        return {"origin": self.origin, "actions": actions, "recent": list(self.recent)}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Reset as the stored run did and repeat its actions."""
         self.reset(saved["origin"])
         for action in saved["actions"]:
-            self.obs, reward, terminated, truncated, _ = self.envs.step(action.numpy())
-            self.actions.append(action.numpy())
-            self.episode_start = terminated | truncated
-            self.returns = np.where(self.episode_start, 0.0, self.returns + reward)
-        self.state = saved["state"]
+            self.advance(action.numpy())
         self.recent = deque(saved["recent"], maxlen=self.recent.maxlen)
+
+
+# %% book/run.py · Collecting
+def check_finite(step: int, what: str, values: np.ndarray) -> None:
+    """Raise when the environment returned a number that no agent can learn from."""
+    if values.dtype.kind != "f":  # bytes and whole numbers are always finite
+        return
+    if np.count_nonzero(np.isfinite(values)) < values.size:  # faster than `all`, at every step
+        raise ValueError(f"The environment returned a {what} that is not finite, step {step}.")
+
+
+class Collector(Episodes):
+    """Steps an agent through its environments, and can find its way back to any step."""
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__(agent.config)
+        self.agent = agent
+        self.reset(agent.global_step)
+
+    def reset(self, step: int) -> None:
+        """Start new episodes, of which the agent remembers nothing."""
+        super().reset(step)
+        check_finite(step, "observation", self.obs)
+        self.state: Any = None
+
+    def step(self) -> None:
+        """Take one step in each environment and show it to the agent."""
+        agent, obs, state, start = self.agent, self.obs, self.state, self.episode_start
+        action, self.state = agent.act(obs, state, start, explore=True)
+        next_obs, reward, terminated, truncated = self.advance(action)
+        check_finite(agent.global_step, "reward", reward)
+        check_finite(agent.global_step, "observation", next_obs)
+        if next_obs is not self.obs:  # an episode ended: look at the start of the next one too
+            check_finite(agent.global_step, "observation", self.obs)
+        agent.global_step += len(reward)
+        cut = crosses(agent.global_step, len(reward), self.config.checkpoint_every)
+        if cut:
+            truncated = ~terminated  # a checkpoint ends the episode
+        agent.observe(
+            Transition(obs, action, reward, next_obs, terminated, truncated, start, state)
+        )
+        if cut:
+            self.reset(agent.global_step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the way from the last reset to here, and the memory of the agent."""
+        return {**super().state_dict(), "state": self.state}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go back to a stored moment, with the memory that the agent had then."""
+        super().load_state_dict(saved)
+        self.state = saved["state"]
 
 
 # %% book/run.py · Averages between lines
@@ -234,18 +281,18 @@ class Averages:
 
     def __init__(self) -> None:
         self.sums: dict[str, float] = {}
-        self.count = 0
+        self.counts: dict[str, int] = {}
 
     def add(self, metrics: dict[str, float]) -> None:
         """Count one set of metrics."""
         for name, value in metrics.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
-        self.count += 1
+            self.counts[name] = self.counts.get(name, 0) + 1
 
     def take(self) -> dict[str, float]:
         """Return the means and start again."""
-        means = {name: total / self.count for name, total in self.sums.items()}
-        self.sums, self.count = {}, 0
+        means = {name: total / self.counts[name] for name, total in self.sums.items()}
+        self.sums, self.counts = {}, {}
         return means
 
 
@@ -283,98 +330,51 @@ class Journal:
         }
         self.write(self.evaluated)
 
+    def last(self, step: int) -> dict[str, float]:
+        """Return the last line and the last evaluation together."""
+        return {**(self.lines[-1] if self.lines else {}), **self.evaluated, "global_step": step}
+
     def state_dict(self, directory: RunDirectory) -> dict[str, Any]:
         """Return what a resumed run needs to go on with the same lines."""
-        averages, size = vars(self.averages).copy(), directory.metrics_size()
+        averages, size = vars(self.averages).copy(), directory.metrics.sync()
         return {"averages": averages, "evaluated": self.evaluated, "metrics_size": size}
 
     def load_state_dict(self, state: dict[str, Any], directory: RunDirectory) -> None:
         """Go back to a stored moment: what was written after it is dropped."""
         vars(self.averages).update(state["averages"])
         self.evaluated = state["evaluated"]
-        directory.truncate_metrics(state["metrics_size"])
+        directory.metrics.truncate(state["metrics_size"])
         self.lines = directory.read_metrics()
 
 
-# %% book/run.py · The loop
-@dataclass(frozen=True)
-class RunResult:
-    """What a run leaves: its last metrics, all their lines, its checkpoint and its agent."""
+# %% book/run.py · Evaluating
+class Evaluator:
+    """Plays greedy episodes, in environments that the training never sees."""
 
-    metrics: dict[str, float]
-    history: list[dict[str, float]]
-    checkpoint: Path | None
-    agent: Agent
-    seconds: float  # of this process
+    def __init__(self, config: Config) -> None:
+        self.seed, count = config.seed, config.eval_episodes
+        self.envs = [make_env(config.env_id, config.env_kwargs) for _ in range(count)]
 
-    def curve(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the steps at which a metric was written, and its values there."""
-        lines = [line for line in self.history if name in line]
-        steps, values = ([line[key] for line in lines] for key in ("global_step", name))
-        return np.array(steps), np.array(values)
+    def evaluate(self, agent: Agent) -> Evaluation:
+        """Play one episode in each environment; the seeds follow from the step."""
+        seed = derive_seed(self.seed, "evaluation", agent.global_step)
+        return evaluate(agent.greedy, self.envs, seed)
+
+    def close(self) -> None:
+        """Close the environments."""
+        for env in self.envs:
+            env.close()
 
 
-class Run:
-    """The one loop: act, store, update, log, evaluate and checkpoint, each when it is time."""
+# %% book/run.py · A moment of a run
+class Moment:
+    """What a checkpoint holds of a run, and brings back."""
 
-    def __init__(self, agent: Agent, directory: RunDirectory | None, progress: bool = True) -> None:
-        self.agent, self.config, self.directory = agent, agent.config, directory
+    def __init__(self, agent: Agent, directory: RunDirectory | None) -> None:
+        self.agent, self.directory = agent, directory
         self.collector = Collector(agent)
         self.journal = Journal(directory, agent.config.tensorboard)
         self.saved: Path | None = None  # the last checkpoint
-        episodes = range(self.config.eval_episodes)
-        self.eval_envs = [make_env(self.config.env_id, self.config.env_kwargs) for _ in episodes]
-        self.progress = Progress(agent.name, agent.global_step, self.config.total_steps, progress)
-
-    def train(self) -> RunResult:
-        """Go on until `total_steps`, or until somebody stops the run."""
-        began, agent, total = time.perf_counter(), self.agent, self.config.total_steps
-        try:
-            with torch_for_learning(self.config.threads), catch_signals() as caught:
-                while agent.global_step < total and not caught:
-                    self.step()
-                if not caught and self.config.eval_every:
-                    self.evaluate_once()
-                self.save()
-            if caught:
-                where = f"Stopped at step {agent.global_step:,}."
-                raise Interrupted(f"{where} {self.advice()}", caught[0])
-        except FloatingPointError as error:
-            where = f"The run stopped at step {agent.global_step:,} because {error}."
-            raise RunFailed(f"{where} A lower learning rate may help. {self.advice()}") from error
-        finally:
-            self.close()
-        lines, evaluated = self.journal.lines, self.journal.evaluated
-        last = {**(lines[-1] if lines else {}), **evaluated, "global_step": agent.global_step}
-        return RunResult(last, lines, self.saved, agent, time.perf_counter() - began)
-
-    def step(self) -> None:
-        """Take one step of all environments and do what is due after it."""
-        config, agent = self.config, self.agent
-        self.collector.step()
-        metrics = agent.train_step()
-        if metrics:
-            self.journal.averages.add(metrics)
-        if crosses(agent.global_step, config.num_envs, config.log_every):
-            self.journal.log(agent, self.collector.recent)
-        if crosses(agent.global_step, config.num_envs, config.eval_every):
-            self.evaluate()
-        if crosses(agent.global_step, config.num_envs, config.checkpoint_every):
-            self.save()
-        self.progress.step(agent.global_step, metrics)
-
-    def evaluate_once(self) -> None:
-        """Evaluate the last weights, unless that has just been done."""
-        if self.journal.evaluated.get("global_step") != self.agent.global_step:
-            self.evaluate()
-
-    def evaluate(self) -> None:
-        """Play greedy episodes with fresh seeds and write what they scored."""
-        step = self.agent.global_step
-        seed = derive_seed(self.config.seed, "evaluation", step)
-        evaluation = evaluate(self.agent.greedy, self.eval_envs, seed)
-        self.journal.enter(step, evaluation)
-        self.progress.evaluated(step, evaluation)
 
     def save(self) -> None:
         """Write a checkpoint from which the run goes on exactly."""
@@ -392,7 +392,6 @@ class Run:
         self.collector.load_state_dict(content["run"]["collector"])
         self.journal.load_state_dict(content["run"], self.directory)
         self.saved = path
-        self.progress.start_at(self.agent.global_step)
 
     def advice(self) -> str:
         """Say how to go on after the run was stopped."""
@@ -402,15 +401,100 @@ class Run:
             return f"Without a checkpoint, `rlbook resume {self.directory.path}` starts again."
         return f"Go on from {self.saved} with `rlbook resume {self.directory.path}`."
 
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run leaves: its last metrics, all their lines, its checkpoint and its agent."""
+
+    metrics: dict[str, float]
+    history: list[dict[str, float]]
+    checkpoint: Path | None
+    agent: Agent
+    seconds: float  # of this process
+
+    def curve(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """Return the steps at which a metric was written, and its values there."""
+        lines = [line for line in self.history if name in line]
+        steps, values = ([line[key] for line in lines] for key in ("global_step", name))
+        return np.array(steps), np.array(values)
+
+
+# %% book/run.py · The loop
+class Run(Moment):
+    """The one loop: act, store, update, log, evaluate and checkpoint, each when it is time."""
+
+    def __init__(self, agent: Agent, directory: RunDirectory | None, progress: bool = True) -> None:
+        super().__init__(agent, directory)
+        self.config = agent.config
+        self.evaluator = Evaluator(agent.config)
+        self.progress = Progress(agent.name, agent.global_step, self.config.total_steps, progress)
+
+    def step(self) -> None:
+        """Take one step of all environments and do what is due after it."""
+        config, agent = self.config, self.agent
+        self.collector.step()
+        metrics = agent.train_step()
+        if metrics:
+            self.journal.averages.add(metrics)
+        if crosses(agent.global_step, config.num_envs, config.log_every):
+            self.journal.log(agent, self.collector.recent)
+        if crosses(agent.global_step, config.num_envs, config.eval_every):
+            self.evaluate()
+        if crosses(agent.global_step, config.num_envs, config.checkpoint_every):
+            self.save()
+        self.progress.step(agent.global_step, metrics)
+
+    def evaluate(self) -> None:
+        """Write what greedy episodes score with these weights, unless that has just been done."""
+        step = self.agent.global_step
+        if self.journal.evaluated.get("global_step") != step:
+            evaluation = self.evaluator.evaluate(self.agent)
+            self.journal.enter(step, evaluation)
+            self.progress.evaluated(step, evaluation)
+
+    def train(self) -> RunResult:
+        """Go on until `total_steps`, or until somebody stops the run."""
+        began, agent = time.perf_counter(), self.agent
+        self.progress.start_at(agent.global_step)  # what came before was not done now
+        try:
+            with torch_for_learning(self.config.threads), catch_signals() as caught:
+                while agent.global_step < self.config.total_steps and not caught:
+                    self.step()
+                if not caught and self.config.eval_every:
+                    self.evaluate()
+                self.save()
+        except FloatingPointError as error:
+            where = f"The run stopped at step {agent.global_step:,} because {error}."
+            raise RunFailed(f"{where} A lower learning rate may help. {self.advice()}") from error
+        finally:
+            self.close()
+        if caught:
+            where = f"Stopped at step {agent.global_step:,}."
+            raise Interrupted(f"{where} {self.advice()}", caught[0])
+        metrics, seconds = self.journal.last(agent.global_step), time.perf_counter() - began
+        return RunResult(metrics, self.journal.lines, self.saved, agent, seconds)
+
     def close(self) -> None:
         """Close bar and environments."""
         self.progress.close(self.agent.global_step)
-        for env in self.eval_envs:
-            env.close()
+        self.evaluator.close()
         self.collector.envs.close()
 
 
 # %% book/run.py · Starting and resuming
+def check_resumable(path: Path, content: dict[str, Any], agent: Agent) -> None:
+    """Raise unless the checkpoint was written by a run of this algorithm, and is not beyond it."""
+    if content.get("algo") != agent.name:
+        found = content.get("algo")
+        raise ValueError(f"{path} holds a {found} agent, but the run is {agent.name}.")
+    if "run" not in content:
+        raise ValueError(f"{path} was saved by hand and is not a moment of a run: use rlbook.load.")
+    reached, total = content["agent"]["global_step"], agent.config.total_steps
+    if reached >= total + agent.config.num_envs:  # the last step of all may overshoot
+        where = agent.config.run_dir
+        raise ValueError(f"{where} is already at step {reached:,}: ask for more steps.")
+
+
 def train(agent: Agent, progress: bool = True) -> RunResult:
     """Train an agent up to its `total_steps`, in its run directory if it has one."""
     if agent.directory:  # `learn` called again: the run is longer now
@@ -441,20 +525,7 @@ def resume(
         if newest:
             run.load(*newest)
         else:
-            directory.truncate_metrics(0)
+            directory.metrics.truncate(0)
         if total_steps is not None:
             write_settings(directory.config_path, agent.name, agent.config)
         return run.train()
-
-
-def check_resumable(path: Path, content: dict[str, Any], agent: Agent) -> None:
-    """Raise unless the checkpoint was written by a run of this algorithm, and is not beyond it."""
-    if content.get("algo") != agent.name:
-        found = content.get("algo")
-        raise ValueError(f"{path} holds a {found} agent, but the run is {agent.name}.")
-    if "run" not in content:
-        raise ValueError(f"{path} was saved by hand and is not a moment of a run: use rlbook.load.")
-    reached, total = content["agent"]["global_step"], agent.config.total_steps
-    if reached >= total + agent.config.num_envs:  # the last step of all may overshoot
-        where = agent.config.run_dir
-        raise ValueError(f"{where} is already at step {reached:,}: ask for more steps.")

@@ -155,6 +155,27 @@ def test_a_bad_observation_gets_a_sentence(obs: Any, said: str) -> None:
         small_agent().predict(obs)
 
 
+def test_in_a_batch_only_the_episodes_that_start_lose_their_memory() -> None:
+    agent = DRQN("CartPole-v1", hidden=(8,), seed=1)
+    generator = np.random.default_rng(0)
+    first, second = generator.normal(size=(2, 3, 4)).astype(np.float32)
+    _, memory = agent.predict(first)
+    start = np.array([False, True, False])
+    _, mixed = agent.predict(second, memory, episode_start=start)
+    for begins, plays in ((False, memory), (True, None)):
+        _, alone = agent.predict(second, plays)
+        for one, two in zip(parts(mixed), parts(alone), strict=True):
+            np.testing.assert_allclose(one[start == begins], two[start == begins], rtol=1e-5)
+    assert agent.predict(first[0], episode_start=True)[0].shape == ()
+    with pytest.raises(ValueError, match=r"^episode_start needs one entry for each of 3 obs"):
+        agent.predict(first, memory, episode_start=[True])
+
+
+def parts(memory: Any) -> list[np.ndarray]:
+    """Return what a memory is made of, with the batch first."""
+    return [np.asarray(part) for part in memory]
+
+
 # Learning
 
 
@@ -202,6 +223,13 @@ def test_global_generators_are_left_alone_and_do_not_matter() -> None:
         assert_same(before, after)
         states.append(agent.state_dict())
     assert_same(states[0], states[1])
+
+
+def test_making_networks_reseeds_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeds: list[int] = []
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+    small_agent()
+    assert not seeds
 
 
 def test_the_seed_alone_decides() -> None:

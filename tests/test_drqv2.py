@@ -327,7 +327,18 @@ def test_the_actor_waits_for_its_turn() -> None:
         assert all(same) if turn < 3 else not any(same)
     names = ["critic_loss", "target_q_mean", "td_error_abs", "actor_loss", "actor_updates"]
     assert list(result.metrics) == names
-    assert result.metrics["actor_loss"] == agent.actor_loss != 0
+    assert result.metrics["actor_loss"] == agent.last_actor_loss != 0
+
+
+def test_the_loss_of_an_update_holds_no_loss_of_an_earlier_one() -> None:
+    agent = grown(reach_agent(policy_delay=2))
+    agent.updates, agent.last_actor_loss = 0, 1e6
+    result = agent.update(agent.sample())  # the critic alone
+    assert result.loss == result.metrics["critic_loss"] and agent.last_actor_loss == 1e6
+    agent.updates = 1
+    result = agent.update(agent.sample())  # both
+    both = result.metrics["critic_loss"] + result.metrics["actor_loss"]
+    assert result.loss == pytest.approx(both, rel=1e-5)
 
 
 def test_the_target_follows_and_the_encoder_has_none() -> None:

@@ -23,7 +23,7 @@ from rlbook.agent import Transition
 from rlbook.checkpoint import CheckpointDirectory, CheckpointError, read_checkpoint
 from rlbook.dqn import DQN
 from rlbook.progress import Interrupted, RunFailed
-from rlbook.run import RunDirectory, RunResult, crosses, resume, train
+from rlbook.run import Averages, RunDirectory, RunResult, crosses, resume, train
 from rlbook.settings import read_settings
 
 SMALL: dict[str, Any] = {
@@ -316,6 +316,14 @@ def test_multiples_are_crossed_once_each(every: int) -> None:
         for step in range(advance, 60, advance):
             passed = [n for n in range(step - advance + 1, step + 1) if every and n % every == 0]
             assert crosses(step, advance, every) == bool(passed)
+
+
+def test_a_metric_that_not_every_update_reports_has_its_own_mean() -> None:
+    averages = Averages()
+    averages.add({"loss": 1.0, "alpha": 0.2})
+    averages.add({"loss": 3.0})
+    averages.add({"loss": 5.0, "alpha": 0.4})
+    assert averages.take() == pytest.approx({"loss": 3.0, "alpha": 0.3})
 
 
 # A full disk
