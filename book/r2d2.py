@@ -263,10 +263,10 @@ class SumTree:
         """Return the leaf under each point of [0, total), all leaves laid end to end."""
         nodes, rows = np.zeros(len(points), dtype=np.int64), np.arange(len(points))
         for level in self.levels:
-            children = level[nodes]  # (points, children)
-            ends = children.cumsum(axis=1)  # rounding must not lead beyond the last that has mass
-            child = ((points[:, None] >= ends) & (ends < ends[:, -1:])).sum(axis=1)
-            points = points - (ends[rows, child] - children[rows, child])
+            ends = level[nodes].cumsum(axis=1)  # (points, children), where each child's mass ends
+            beyond = (points[:, None] >= ends) & (ends < ends[:, -1:])  # rounding may overshoot
+            child = beyond.sum(axis=1)
+            points = points - np.where(child > 0, ends[rows, child - 1], 0.0)
             nodes = level.shape[1] * nodes + child
         return nodes
 
