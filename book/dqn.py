@@ -821,8 +821,7 @@ class DQN(Agent):
             terminated=transition.terminated,
             discount=self.config.gamma,
         )
-        # `learn` called again starts new episodes: nothing may wait for the end of the old ones.
-        self.n_step.waiting[:, transition.episode_start] = False
+        self.n_step.forget(transition.episode_start)  # `learn` called again starts new episodes
         self.replay.add(self.n_step.add(rows, transition.truncated))
 
     def updates_due(self) -> int:

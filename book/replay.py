@@ -552,14 +552,21 @@ class NStepAccumulator:
         self.newest = (self.newest + 1) % n
         self.pending[self.newest], self.waiting[self.newest] = rows, True
 
-        ready = self.waiting & (rows["terminated"] | truncated)  # an end completes all windows
-        oldest = (self.newest + 1) % n
-        ready[oldest] = self.waiting[oldest]  # n steps complete the oldest
-        self.waiting ^= ready
-        places = np.flatnonzero(ready)
+        oldest, ended = (self.newest + 1) % n, rows["terminated"] | truncated
+        places = oldest * num_envs + np.flatnonzero(self.waiting[oldest])  # n steps complete these
+        if ended.any():  # an end completes all windows of its environment
+            ready = self.waiting & ended
+            ready[oldest] = self.waiting[oldest]
+            places = np.flatnonzero(ready)
+        self.waiting.reshape(-1)[places] = False
         complete, last = self.pending.take(places), rows.take(places % num_envs)
         complete["next_obs"], complete["terminated"] = last["next_obs"], last["terminated"]
         return complete
+
+    def forget(self, episode_start: np.ndarray) -> None:
+        """Drop what waits where a new episode starts: the end of the old one was not seen."""
+        if episode_start.any():
+            self.waiting[:, episode_start] = False
 
     def state_dict(self) -> dict[str, Any]:
         """Return the steps that still wait for their return."""

@@ -376,7 +376,7 @@ class FrameWriter:
         """Store what is new in one step of all environments; return the rows that it completed."""
         check_stacks(step.obs, step.next_obs, self.ring.frames.shape[1])
         start = self.shown.begin(step.obs, step.episode_start)
-        self.n_step.waiting[:, start] = False
+        self.n_step.forget(start)
         obs, next_obs = self.shown.move(step.next_obs)
         rows = make_rows(
             self.dtype,
