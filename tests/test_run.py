@@ -23,7 +23,7 @@ from rlbook.agent import Transition
 from rlbook.checkpoint import CheckpointDirectory, CheckpointError, read_checkpoint
 from rlbook.dqn import DQN
 from rlbook.progress import Interrupted, RunFailed
-from rlbook.run import Averages, RunDirectory, RunResult, crosses, resume, train
+from rlbook.run import Averages, Collector, RunDirectory, RunResult, crosses, resume, train
 from rlbook.settings import read_settings
 
 SMALL: dict[str, Any] = {
@@ -324,6 +324,44 @@ def test_a_metric_that_not_every_update_reports_has_its_own_mean() -> None:
     averages.add({"loss": 3.0})
     averages.add({"loss": 5.0, "alpha": 0.4})
     assert averages.take() == pytest.approx({"loss": 3.0, "alpha": 0.3})
+
+
+class EndsTwice(gym.Env[np.ndarray, Any]):
+    """Terminates in the step in which its time is up too."""
+
+    observation_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+    action_space = gym.spaces.Discrete(2)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        self.time = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.time += 1
+        return np.ones(1, np.float32), 1.0, self.time == 3, self.time == 3, {}
+
+
+def test_a_step_is_cut_by_a_checkpoint_or_a_limit_unless_it_terminated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gym.register("test/EndsTwice-v0", f"{__name__}:EndsTwice")
+    try:
+        agent = DQN("test/EndsTwice-v0", checkpoint_every=5)
+        seen: list[Transition] = []
+        monkeypatch.setattr(agent, "observe", seen.append)
+        collector = Collector(agent)
+        for _ in range(8):
+            collector.step()
+    finally:
+        del gym.registry["test/EndsTwice-v0"]
+    ends = [(bool(step.terminated[0]), bool(step.truncated[0])) for step in seen]
+    no, end, cut = (False, False), (True, False), (False, True)
+    assert ends == [no, no, end, no, cut, no, no, end]
+    starts = [bool(step.episode_start[0]) for step in seen]
+    assert starts == [True, False, False, True, False, True, False, False]
+    assert list(collector.recent) == [3.0, 3.0]  # the one that was cut did not finish
 
 
 # A full disk
