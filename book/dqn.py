@@ -739,51 +739,22 @@ assert sum(due) == len(range(102, 125, 3))  # one for every third step after the
 # %% [markdown]
 # ## The agent
 #
-# Everything is in place; the agent only ties it together. `act` is the greedy choice with a little
-# chance, `observe` turns steps into n-step rows, `sample` draws a batch, `update` is one gradient
-# step. Compare `update` with the equations: target values, slope of the loss, gradient step, target
-# network. It uses `td_slope`, the gradient of `dqn_loss` in closed form; `dqn_loss` is what you and
-# the tests call with numbers made by hand.
-#
-# One thing is there for speed. Where many updates follow one another, as in the settings for
-# CartPole of the RL Zoo, a collection of tuned agents (128 updates after every 256 steps), the
-# target network rests between its copies, so it can value the successors of several batches in one
-# pass. `batches` draws them together and hands them out one by one. The result is that of one batch
-# at a time.
+# Everything is in place; the agent only ties it together, in two steps. The first is what is asked of
+# the networks: the values of actions, and the best of them with a little chance.
 
 # %%
 #| export
-@dataclass(frozen=True)
-class ValuedBatch(Batch):
-    """Transitions with what the target network, while it rests, says of them."""
+class QAgent(Agent):
+    """Acts by a Q-network: greedily, but for a little chance."""
 
-    next_q: Tensor  # (batch, actions), the values of the successors
-    y: Tensor | None = None  # (batch,), the targets, unless the online network chooses in them
-
-
-# %%
-#| export
-class DQN(Agent):
-    """A Q-network that learns from replay, and acts greedily but for a little chance."""
-
-    name: ClassVar[str] = "dqn"
-    config_class: ClassVar[type[Config]] = DQNConfig
-    parts: ClassVar[tuple[str, ...]] = ("online", "target", "optimizer", "n_step", "replay")
-    compiled: ClassVar[tuple[str, ...]] = ("online.trace", "target.trace")
     config: DQNConfig
     action_space: gym.spaces.Discrete
 
     def build(self) -> None:
-        """Make networks, optimiser and buffer."""
-        config = self.config
+        """Make the network that learns and its target."""
         self.online, self.target = self.make_network(), self.make_network()
         self.target.load_state_dict(self.online.state_dict())
         self.weights, self.target_weights = map(flatten_parameters, (self.online, self.target))
-        self.optimizer = Adam([self.weights], lr=config.lr)
-        dtype = transition_dtype(self.observation_space, self.action_space)
-        seed = derive_seed(config.seed, "replay")
-        self.replay = ReplayBuffer(config.buffer_size, dtype, seed)
-        self.n_step = NStepAccumulator(config.n_step, config.gamma, config.num_envs, dtype)
 
     def make_network(self) -> QNetwork:
         """Make a Q-network of the right size."""
@@ -809,6 +780,49 @@ class DQN(Agent):
             epsilon = self.config.epsilon(self.global_step)
             actions = epsilon_greedy(actions, int(self.action_space.n), epsilon, self.generator)
         return actions + self.action_space.start, state
+
+
+# %% [markdown]
+# The second is learning: `observe` turns steps into n-step rows, `sample` draws a batch, `update` is
+# one gradient step. Compare `update` with the equations: target values, slope of the loss, gradient
+# step, target network. It uses `td_slope`, the gradient of `dqn_loss` in closed form; `dqn_loss` is
+# what you and the tests call with numbers made by hand.
+#
+# One thing is there for speed. Where many updates follow one another, as in the settings for
+# CartPole of the RL Zoo, a collection of tuned agents (128 updates after every 256 steps), the
+# target network rests between its copies, so it can value the successors of several batches in one
+# pass. `batches` draws them together and hands them out one by one. The result is that of one batch
+# at a time.
+
+# %%
+#| export
+@dataclass(frozen=True)
+class ValuedBatch(Batch):
+    """Transitions with what the target network, while it rests, says of them."""
+
+    next_q: Tensor  # (batch, actions), the values of the successors
+    y: Tensor | None = None  # (batch,), the targets, unless the online network chooses in them
+
+
+# %%
+#| export
+class DQN(QAgent):
+    """A Q-network that learns from replay."""
+
+    name: ClassVar[str] = "dqn"
+    config_class: ClassVar[type[Config]] = DQNConfig
+    parts: ClassVar[tuple[str, ...]] = ("online", "target", "optimizer", "n_step", "replay")
+    compiled: ClassVar[tuple[str, ...]] = ("online.trace", "target.trace")
+
+    def build(self) -> None:
+        """Make networks, optimiser and buffer."""
+        super().build()
+        config = self.config
+        self.optimizer = Adam([self.weights], lr=config.lr)
+        dtype = transition_dtype(self.observation_space, self.action_space)
+        seed = derive_seed(config.seed, "replay")
+        self.replay = ReplayBuffer(config.buffer_size, dtype, seed)
+        self.n_step = NStepAccumulator(config.n_step, config.gamma, config.num_envs, dtype)
 
     def observe(self, transition: Transition) -> None:
         """Store the n-step transitions that this step completes."""

@@ -322,7 +322,7 @@ class REDQ(SAC):
 
     def choose_critics(self) -> Tensor:
         """Draw the target critics that judge the next action in this update."""
-        return random_subset(self.config.num_critics, self.config.subset_size, self.noise)
+        return random_subset(self.config.num_critics, self.config.subset_size, self.noise.generator)
 
 # %%
 #| export

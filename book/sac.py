@@ -612,46 +612,83 @@ class SACConfig(Config):
 # %% [markdown]
 # ## The agent
 #
-# The buffer is [the ring of the replay chapter](replay.ipynb), with actions stored in $(-1, 1)$.
-# What is new stands in `update`: the actor runs once, for the observations and their successors
-# together; the critics are taught by the slope of the loss; the policy and the temperature by the
-# slopes above. One step of Adam moves them all. (`sac_loss` is what you and the tests call with
-# numbers made by hand.)
-#
-# Chance has owners: a NumPy generator for acting, a torch generator for the noise of updates. Both
-# are part of the agent's state, so that a resumed run draws what the uninterrupted one would have
-# drawn.
+# Two things have to outlive a run that is stopped, besides networks and buffer: the temperature, and
+# where the noise of updates has got to. Each is a small object with a state of its own.
 
 # %%
 #| export
-class SAC(Agent):
-    """An actor that learns what twin critics value, and to stay as random as it can afford."""
+class Temperature:
+    """The price of entropy: fixed, or learned until the entropy is the one that is wanted."""
 
-    name: ClassVar[str] = "sac"
-    config_class: ClassVar[type[Config]] = SACConfig
+    def __init__(
+        self, initial: float, target_entropy: float, learned: bool, device: torch.device
+    ) -> None:
+        self.log_alpha = torch.tensor(math.log(initial), device=device)
+        self.target_entropy, self.learned = target_entropy, learned
+
+    def alpha(self) -> Tensor:
+        """Return the price now."""
+        return self.log_alpha.exp()
+
+    def learn(self, log_prob: Tensor) -> None:
+        """Find the gradient, unless the price is fixed."""
+        if self.learned:
+            self.log_alpha.grad = temperature_slope(log_prob, self.target_entropy)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was learned."""
+        return {"log_alpha": self.log_alpha.detach().clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what was learned."""
+        self.log_alpha.data.copy_(state["log_alpha"])
+
+
+class NoiseSource:
+    """Standard normal numbers from a generator of its own."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self.generator = torch.Generator(device).manual_seed(seed)
+
+    def normal(self, *shape: int) -> Tensor:
+        """Draw a tensor."""
+        return torch.randn(shape, generator=self.generator, device=self.generator.device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the generator is."""
+        return {"generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.generator.set_state(state["generator"].cpu())
+
+# %%
+noise = NoiseSource(0, torch.device("cpu"))
+saved = noise.state_dict()
+drawn = noise.normal(2, 3)
+noise.load_state_dict(saved)
+assert torch.equal(noise.normal(2, 3), drawn)
+
+# %% [markdown]
+# The first half of the agent is what is asked of the networks: an action, and what one is worth.
+# Acting has its chance from a NumPy generator, which all agents have.
+
+# %%
+#| export
+class ActorCritic(Agent):
+    """Acts by a squashed Gaussian and judges by its critics."""
+
     actions: ClassVar[str] = "continuous"
-    parts: ClassVar[tuple[str, ...]] = ("model", "target", "optimizer", "replay")
-    compiled: ClassVar[tuple[str, ...]] = ("model.critics.run",)
     config: SACConfig
     action_space: gym.spaces.Box
 
     def build(self) -> None:
-        """Make model, target critics, optimiser and buffer."""
-        config, space = self.config, self.action_space
-        check_bounds(config.env_id, space)
-        self.scale = ActionScale(space)
-        self.model = self.make_model(math.prod(self.observation_space.shape or ()), space.shape[0])
-        self.model.to(self.device)
+        """Make the model and its target critics."""
+        check_bounds(self.config.env_id, self.action_space)
+        self.scale = ActionScale(self.action_space)
+        inputs = math.prod(self.observation_space.shape or ())
+        self.model = self.make_model(inputs, self.action_space.shape[0]).to(self.device)
         self.target = copy.deepcopy(self.model.critics).requires_grad_(False)
-        self.log_alpha = torch.tensor(math.log(config.initial_alpha), device=self.device)
-        entropy = config.target_entropy
-        self.target_entropy = -float(space.shape[0]) if entropy is None else entropy
-        parameters = [*self.model.parameters(), self.log_alpha]
-        self.optimizer = Adam(parameters, lr=config.lr)
-        normalised = gym.spaces.Box(-1, 1, space.shape)
-        dtype = transition_dtype(self.observation_space, normalised)
-        self.replay = ReplayBuffer(config.buffer_size, dtype, derive_seed(config.seed, "replay"))
-        self.noise = torch.Generator(self.device).manual_seed(derive_seed(config.seed, "noise"))
 
     def make_model(self, inputs: int, actions: int) -> SACModel:
         """Make actor and critics."""
@@ -679,6 +716,40 @@ class SAC(Agent):
         pair = (obs, self.scale.from_env(chosen))
         tensors = [torch.as_tensor(x, dtype=torch.float32, device=self.device) for x in pair]
         return self.model.critics(*tensors).cpu().numpy()
+
+# %% [markdown]
+# The second half is learning. The buffer is [the ring of the replay chapter](replay.ipynb), with
+# actions stored in $(-1, 1)$. What is new stands in `update`: the actor runs once, for the
+# observations and their successors together; the critics are taught by the slope of the loss; the
+# policy and the temperature by the slopes above. One step of Adam moves them all. (`sac_loss` is
+# what you and the tests call with numbers made by hand.)
+
+# %%
+#| export
+class SAC(ActorCritic):
+    """An actor that learns what twin critics value, and to stay as random as it can afford."""
+
+    name: ClassVar[str] = "sac"
+    config_class: ClassVar[type[Config]] = SACConfig
+    parts: ClassVar[tuple[str, ...]] = (
+        "model", "target", "temperature", "optimizer", "replay", "noise"
+    )
+    compiled: ClassVar[tuple[str, ...]] = ("model.critics.run",)
+
+    def build(self) -> None:
+        """Make model, target critics, optimiser and buffer."""
+        super().build()
+        config, space = self.config, self.action_space
+        entropy = config.target_entropy
+        target_entropy = -float(space.shape[0]) if entropy is None else entropy
+        initial = config.initial_alpha
+        self.temperature = Temperature(initial, target_entropy, config.learn_alpha, self.device)
+        parameters = [*self.model.parameters(), self.temperature.log_alpha]
+        self.optimizer = Adam(parameters, lr=config.lr)
+        normalised = gym.spaces.Box(-1, 1, space.shape)
+        dtype = transition_dtype(self.observation_space, normalised)
+        self.replay = ReplayBuffer(config.buffer_size, dtype, derive_seed(config.seed, "replay"))
+        self.noise = NoiseSource(derive_seed(config.seed, "noise"), self.device)
 
     def observe(self, transition: Transition) -> None:
         """Store one step of all environments, actions scaled to (-1, 1)."""
@@ -715,12 +786,11 @@ class SAC(Agent):
         due = (self.updates + 1) % self.config.policy_delay == 0
         obs, next_obs, size = batch.obs.float(), batch.next_obs.float(), len(batch.reward)
         seen = torch.cat([next_obs, obs]) if due else next_obs  # one pass of the actor for both
-        noise = self.model.actor.weights.new_empty(len(seen), *batch.action.shape[1:])
-        draw = self.model.draw(seen, noise.normal_(generator=self.noise))
-        alpha = self.log_alpha.exp()
+        draw = self.model.draw(seen, self.noise.normal(len(seen), *batch.action.shape[1:]))
+        alpha = self.temperature.alpha()
         future = draw.action[:size], draw.log_prob[:size]
         metrics = self.teach_critics(obs, batch, next_obs, *future, alpha)
-        self.model.actor.weights.grad = self.log_alpha.grad = None  # Adam leaves these alone
+        self.model.actor.weights.grad = self.temperature.log_alpha.grad = None  # Adam lets them be
         if due:
             metrics |= self.teach_policy(obs, draw.after(size), alpha)
         self.optimizer.step()
@@ -754,21 +824,9 @@ class SAC(Agent):
         share = self.model.share(q)
         q_slope = self.model.critics.input_slopes(share.t().unsqueeze(2), kept)[:, obs.shape[1] :]
         self.model.actor.weights.grad = self.model.actor_slopes(draw, q_slope, alpha)
-        if self.config.learn_alpha:
-            self.log_alpha.grad = temperature_slope(draw.log_prob, self.target_entropy)
+        self.temperature.learn(draw.log_prob)
         loss = policy_loss((share * q).sum(dim=1), draw.log_prob, alpha)
         return {"policy_loss": loss, "entropy": -draw.log_prob.mean(), "alpha": alpha}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return all that learning depends on, the temperature and the noise included."""
-        own = {"log_alpha": self.log_alpha.detach().clone(), "noise": self.noise.get_state()}
-        return {**super().state_dict(), **own}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
-        super().load_state_dict(state)
-        self.log_alpha.data.copy_(state["log_alpha"])
-        self.noise.set_state(state["noise"].cpu())
 
 # %%
 #| export

@@ -5,6 +5,7 @@ __all__ = [
     "MLP",
     "Adam",
     "DQNConfig",
+    "QAgent",
     "QNetwork",
     "ValuedBatch",
     "apply_gradients",
@@ -372,35 +373,17 @@ class DQNConfig(Config):
 
 
 # %% book/dqn.py · The agent
-@dataclass(frozen=True)
-class ValuedBatch(Batch):
-    """Transitions with what the target network, while it rests, says of them."""
+class QAgent(Agent):
+    """Acts by a Q-network: greedily, but for a little chance."""
 
-    next_q: Tensor  # (batch, actions), the values of the successors
-    y: Tensor | None = None  # (batch,), the targets, unless the online network chooses in them
-
-
-class DQN(Agent):
-    """A Q-network that learns from replay, and acts greedily but for a little chance."""
-
-    name: ClassVar[str] = "dqn"
-    config_class: ClassVar[type[Config]] = DQNConfig
-    parts: ClassVar[tuple[str, ...]] = ("online", "target", "optimizer", "n_step", "replay")
-    compiled: ClassVar[tuple[str, ...]] = ("online.trace", "target.trace")
     config: DQNConfig
     action_space: gym.spaces.Discrete
 
     def build(self) -> None:
-        """Make networks, optimiser and buffer."""
-        config = self.config
+        """Make the network that learns and its target."""
         self.online, self.target = self.make_network(), self.make_network()
         self.target.load_state_dict(self.online.state_dict())
         self.weights, self.target_weights = map(flatten_parameters, (self.online, self.target))
-        self.optimizer = Adam([self.weights], lr=config.lr)
-        dtype = transition_dtype(self.observation_space, self.action_space)
-        seed = derive_seed(config.seed, "replay")
-        self.replay = ReplayBuffer(config.buffer_size, dtype, seed)
-        self.n_step = NStepAccumulator(config.n_step, config.gamma, config.num_envs, dtype)
 
     def make_network(self) -> QNetwork:
         """Make a Q-network of the right size."""
@@ -426,6 +409,33 @@ class DQN(Agent):
             epsilon = self.config.epsilon(self.global_step)
             actions = epsilon_greedy(actions, int(self.action_space.n), epsilon, self.generator)
         return actions + self.action_space.start, state
+
+
+@dataclass(frozen=True)
+class ValuedBatch(Batch):
+    """Transitions with what the target network, while it rests, says of them."""
+
+    next_q: Tensor  # (batch, actions), the values of the successors
+    y: Tensor | None = None  # (batch,), the targets, unless the online network chooses in them
+
+
+class DQN(QAgent):
+    """A Q-network that learns from replay."""
+
+    name: ClassVar[str] = "dqn"
+    config_class: ClassVar[type[Config]] = DQNConfig
+    parts: ClassVar[tuple[str, ...]] = ("online", "target", "optimizer", "n_step", "replay")
+    compiled: ClassVar[tuple[str, ...]] = ("online.trace", "target.trace")
+
+    def build(self) -> None:
+        """Make networks, optimiser and buffer."""
+        super().build()
+        config = self.config
+        self.optimizer = Adam([self.weights], lr=config.lr)
+        dtype = transition_dtype(self.observation_space, self.action_space)
+        seed = derive_seed(config.seed, "replay")
+        self.replay = ReplayBuffer(config.buffer_size, dtype, seed)
+        self.n_step = NStepAccumulator(config.n_step, config.gamma, config.num_envs, dtype)
 
     def observe(self, transition: Transition) -> None:
         """Store the n-step transitions that this step completes."""

@@ -6,6 +6,7 @@ __all__ = [
     "DRQNConfig",
     "KnownSlope",
     "LSTMQNetwork",
+    "RecurrentQAgent",
     "RecurrentReplayBuffer",
     "Sight",
     "State",
@@ -357,19 +358,14 @@ class Sight:
 
 
 # %% book/drqn.py · The agent
-class DRQN(Agent):
-    """DQN with an LSTM: it acts on all it has seen of an episode, and learns from chunks."""
+class RecurrentQAgent(Agent):
+    """Acts by all that it has seen of an episode: greedily, but for a little chance."""
 
-    name: ClassVar[str] = "drqn"
-    config_class: ClassVar[type[Config]] = DRQNConfig
-    parts: ClassVar[tuple[str, ...]] = ("online", "target", "optimizer", "replay")
-    compiled: ClassVar[tuple[str, ...]] = ("online.q_values_sequence", "target.q_values_sequence")
     config: DRQNConfig
     action_space: gym.spaces.Discrete
-    replay: RecurrentReplayBuffer
 
     def build(self) -> None:
-        """Make networks, optimiser and buffer."""
+        """Make the network that learns and its target."""
         config, observations = self.config, int(np.prod(self.observation_space.shape or ()))
         scale = config.observation_scale or (1.0,) * observations
         if len(scale) != observations:
@@ -380,25 +376,12 @@ class DRQN(Agent):
         self.online, self.target = self.make_network(), self.make_network()
         self.target.load_state_dict(self.online.state_dict())
         self.weights, self.target_weights = map(flatten_parameters, (self.online, self.target))
-        self.optimizer = Adam([self.weights], lr=config.lr)
-        self.replay = self.make_replay()
 
     def make_network(self) -> LSTMQNetwork:
         """Make a network of the right size."""
         config = self.config
         network = LSTMQNetwork(self.sight.inputs, self.choices, config.hidden, config.units)
         return network.to(self.device)
-
-    def make_replay(self) -> RecurrentReplayBuffer:
-        """Make the buffer."""
-        config = self.config
-        dtype = chunk_dtype(self.sight.inputs, config.units, config.chunk_length)
-        steps = (config.num_envs, config.n_step, config.gamma)
-        return RecurrentReplayBuffer(config.buffer_size, dtype, *steps, self.replay_seed())
-
-    def replay_seed(self) -> int:
-        """Return the seed of the buffer's own generator."""
-        return derive_seed(self.config.seed, "replay")
 
     def remember(self, state: State | None, episode_start: np.ndarray) -> State:
         """Return hidden state, cell and last action, forgotten where an episode starts."""
@@ -424,6 +407,33 @@ class DRQN(Agent):
             actions = epsilon_greedy(actions, self.choices, epsilon, self.generator)
         played = torch.from_numpy(self.sight.one_hot(actions)).to(self.device)
         return actions + self.action_space.start, (hidden, cell, played)
+
+
+class DRQN(RecurrentQAgent):
+    """DQN with an LSTM: it learns from chunks of episodes."""
+
+    name: ClassVar[str] = "drqn"
+    config_class: ClassVar[type[Config]] = DRQNConfig
+    parts: ClassVar[tuple[str, ...]] = ("online", "target", "optimizer", "replay")
+    compiled: ClassVar[tuple[str, ...]] = ("online.q_values_sequence", "target.q_values_sequence")
+    replay: RecurrentReplayBuffer
+
+    def build(self) -> None:
+        """Make networks, optimiser and buffer."""
+        super().build()
+        self.optimizer = Adam([self.weights], lr=self.config.lr)
+        self.replay = self.make_replay()
+
+    def make_replay(self) -> RecurrentReplayBuffer:
+        """Make the buffer."""
+        config = self.config
+        dtype = chunk_dtype(self.sight.inputs, config.units, config.chunk_length)
+        steps = (config.num_envs, config.n_step, config.gamma)
+        return RecurrentReplayBuffer(config.buffer_size, dtype, *steps, self.replay_seed())
+
+    def replay_seed(self) -> int:
+        """Return the seed of the buffer's own generator."""
+        return derive_seed(self.config.seed, "replay")
 
     def observe(self, transition: Transition) -> None:
         """Append the step to the open chunks."""

@@ -276,9 +276,10 @@ def test_learns_the_best_action_of_a_bandit() -> None:
 def test_one_update_moves_all_parts_and_reports() -> None:
     agent = probe_agent()
     agent.learn(64, progress=False)
-    before = [weight.detach().clone() for weight in [*agent.model.parameters(), agent.log_alpha]]
+    learned = [*agent.model.parameters(), agent.temperature.log_alpha]
+    before = [weight.detach().clone() for weight in learned]
     result = agent.update(agent.sample())
-    after = [*agent.model.parameters(), agent.log_alpha]
+    after = [*agent.model.parameters(), agent.temperature.log_alpha]
     moved = [bool((a != b).any()) for a, b in zip(after, before, strict=True)]
     assert all(moved)
     assert math.isfinite(result.loss)
@@ -288,8 +289,8 @@ def test_one_update_moves_all_parts_and_reports() -> None:
 
 def autograd_gradients(agent: SAC, batch: Batch, noise: Tensor) -> list[Tensor]:
     """The gradients of critics, actor and temperature, from the losses by autograd alone."""
-    model, alpha = agent.model, agent.log_alpha.exp()
-    log_alpha = agent.log_alpha.clone().requires_grad_()
+    model, alpha = agent.model, agent.temperature.log_alpha.exp()
+    log_alpha = agent.temperature.log_alpha.clone().requires_grad_()
     next_noise, noise = noise.chunk(2)
     with torch.no_grad():
         next_action, next_log_prob = squashed_sample(*model.policy(batch.next_obs), next_noise)
@@ -301,7 +302,7 @@ def autograd_gradients(agent: SAC, batch: Batch, noise: Tensor) -> list[Tensor]:
     values = model.critics(batch.obs, action, learn=False)
     value = values.amin(dim=1) if agent.name == "sac" else values.mean(dim=1)
     total = loss + policy_loss(value, log_prob, alpha)
-    total = total - log_alpha * (log_prob.detach() + agent.target_entropy).mean()
+    total = total - log_alpha * (log_prob.detach() + agent.temperature.target_entropy).mean()
     return list(torch.autograd.grad(total, [model.critics.weights, model.actor.weights, log_alpha]))
 
 
@@ -313,12 +314,12 @@ def test_update_follows_the_gradient_of_the_losses(agent_class: type[SAC], wide:
     agent.learn(64, progress=False)
     if wide:  # the log std of some actions is held at its limit
         agent.model.actor.weights.data[:, -1] = 2.0
-    batch, state = agent.sample(), agent.noise.get_state()
-    noise = torch.empty(2 * len(batch.reward), 1).normal_(generator=agent.noise)
+    batch, state = agent.sample(), agent.noise.state_dict()
+    noise = torch.empty(2 * len(batch.reward), 1).normal_(generator=agent.noise.generator)
     expected = autograd_gradients(agent, batch, noise)
-    agent.noise.set_state(state)
+    agent.noise.load_state_dict(state)
     agent.update(batch)
-    parts = [agent.model.critics.weights, agent.model.actor.weights, agent.log_alpha]
+    parts = [agent.model.critics.weights, agent.model.actor.weights, agent.temperature.log_alpha]
     for part, gradient in zip(parts, expected, strict=True):
         assert part.grad is not None
         torch.testing.assert_close(part.grad, gradient, atol=1e-5, rtol=1e-4)
@@ -328,7 +329,7 @@ def test_fixed_temperature_stays() -> None:
     agent = probe_agent({"learn_alpha": False, "initial_alpha": 0.25})
     result = agent.learn(100, progress=False)
     assert result.agent.updates > 0
-    assert float(agent.log_alpha.exp()) == pytest.approx(0.25)
+    assert float(agent.temperature.log_alpha.exp()) == pytest.approx(0.25)
 
 
 def test_greedy_actions_need_no_chance_and_random_ones_own_it() -> None:

@@ -41,7 +41,7 @@ EVERY, POINTS, EPISODES, HORIZON = 250, 9, 10, 1_000
 def errors(agent: SAC, seed: int) -> np.ndarray:
     """Return mean Q minus the discounted soft return that followed, step by step."""
     env, generator = make_env(agent.config.env_id), torch.Generator().manual_seed(seed)
-    alpha, gamma, found = float(agent.log_alpha.exp()), agent.config.gamma, []
+    alpha, gamma, found = float(agent.temperature.log_alpha.exp()), agent.config.gamma, []
     for episode in range(EPISODES):
         obs, _ = env.reset(seed=derive_seed(seed, episode))
         q, rewards, log_probs, truncated = [], [], [], False
