@@ -120,6 +120,15 @@ def keep_punctuation(doctree: nodes.document) -> None:
                 parent[i + 1] = nodes.Text(after[right.end() :])
 
 
+def bind_numbers(doctree: nodes.document) -> None:
+    """Keep a number on one line with its per cent sign, and the sizes of an image together."""
+    for node in list(doctree.findall(nodes.Text)):
+        bound = re.sub(r"(?<=\d) (?=%)|(?<=\d) (?=× ?\d)|(?<=\d ×) (?=\d)", "\u00a0", node.astext())
+        if bound != node.astext() and isinstance(node.parent, nodes.paragraph):
+            parent = node.parent
+            parent[[child is node for child in parent].index(True)] = nodes.Text(bound)
+
+
 def is_element(node: nodes.Node, kind: str) -> bool:
     """Tell whether a node is a part of a notebook of the given kind."""
     return isinstance(node, nodes.container) and node.get("nb_element") == kind
@@ -192,12 +201,20 @@ def dress_chapter(app: Sphinx, doctree: nodes.document) -> None:
         mark_outputs(cell)
     name_figures(doctree, name)
     keep_punctuation(doctree)
+    bind_numbers(doctree)
     if name not in ("glossary", "index"):
         link_terms(doctree)
+
+
+def skip_field(_app: Sphinx, _what: str, _name: str, member: Any, *_rest: Any) -> bool | None:
+    """Leave out the fields of a named tuple: its signature lists them already."""
+    return True if str(member.__doc__).startswith("Alias for field number") else None
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect to Sphinx."""
     app.connect("doctree-read", dress_chapter)
+    app.setup_extension("sphinx.ext.autodoc")
+    app.connect("autodoc-skip-member", skip_field)
     app.connect("build-finished", reference.copy_thumbnails)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
