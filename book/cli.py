@@ -97,7 +97,7 @@ boxes = [
     (7.2, 0.15, 1.3, "plot", PALETTE[3]),
 ]
 for x, y, width, text, color in boxes:
-    height = 1.3 if "yaml" in text else 0.45
+    height = 1.3 if "\n" in text else 0.45
     style = {"boxstyle": "round,pad=0.08", "fc": "white", "ec": color}
     ax.add_patch(FancyBboxPatch((x, y), width, height, **style))
     ax.text(x + width / 2, y + height / 2, text, ha="center", va="center", family="monospace")

@@ -1008,6 +1008,7 @@ for ax, name in zip(axes.flat, names, strict=True):
     shown = [names[0]] if name == names[0] else [names[0], name]
     plot_result(ax, ablations, shown)
     label_curves(ax, name, "return")
+    ax.label_outer()
 plt.show()
 print("made by:", ablations["command"])
 for name, run in ablations["runs"].items():

@@ -70,6 +70,7 @@ from rlbook.figures import (
     COLORS,
     PALETTE,
     filmstrip,
+    label_curves,
     load_result,
     pick_frames,
     plot_band,
@@ -91,7 +92,7 @@ for algo, file in (("dqn", "drqn_masked_cartpole_dqn"), ("drqn", "drqn_masked_ca
     run = result["runs"][algo]
     plot_band(ax, run["steps"], run["returns"], algo.upper(), COLORS[algo])
     print(result["command"])
-ax.set(xlabel="environment steps", ylabel="undiscounted return", title=result["env_id"])
+label_curves(ax, result["env_id"])
 ax.set_ylim(0, 520)
 ax.legend()
 plt.show()
@@ -911,8 +912,9 @@ ax.plot(
     label="DRQN",
 )
 ax.axhline(0.5, color=COLORS["reference"], linestyle="--", linewidth=1, label="no memory: ½")
-ax.set(xlabel="environment steps", ylabel="success (share)", ylim=(-0.05, 1.1))
-ax.set_title("T-maze of length 10: 40 greedy episodes with fresh cues, one seed")
+title = "T-maze of length 10: 40 greedy episodes with fresh cues, one seed"
+label_curves(ax, title, "success (share)")
+ax.set_ylim(-0.05, 1.1)
 ax.legend()
 plt.show()
 
@@ -961,8 +963,8 @@ for name, result in (("dqn", blind_result), ("drqn", seeing_result)):
     steps = [line["global_step"] for line in curve]
     returns = [line["eval_return_mean"] for line in curve]
     ax.plot(steps, returns, "o-", color=COLORS[name], label=name.upper())
-ax.set(xlabel="environment steps", ylabel="undiscounted return", ylim=(0, 520))
-ax.set_title("CartPole without velocities: mean of 20 greedy episodes, one seed")
+label_curves(ax, "CartPole without velocities: mean of 20 greedy episodes, one seed")
+ax.set_ylim(0, 520)
 ax.legend()
 plt.show()
 
@@ -1074,8 +1076,8 @@ figure, ax = plt.subplots()
 for (name, run), color in zip(result["runs"].items(), PALETTE, strict=False):
     plot_band(ax, run["steps"], run["returns"], name, color)
 ax.axhline(0.5, color=COLORS["reference"], linestyle="--", linewidth=1)
-ax.set(xlabel="environment steps", ylabel="success (share)", ylim=(0, 1.05))
-ax.set_title("T-maze of length 10: mean of six seeds, 95 % interval")
+label_curves(ax, "T-maze of length 10: mean of six seeds, 95 % interval", "success (share)")
+ax.set_ylim(0, 1.05)
 ax.legend()
 print(result["command"])
 plt.show()
@@ -1093,7 +1095,8 @@ for algo, file in (("dqn", "drqn_tmaze_dqn"), ("drqn", "drqn_tmaze_40")):
     plot_band(ax, run["steps"], run["returns"], f"{algo.upper()}, length {length}", COLORS[algo])
     print(f"{algo}, length {length}: {last:.2f} at the end, seeds {np.round(run['final'], 2)}")
 ax.axhline(0.5, color=COLORS["reference"], linestyle="--", linewidth=1)
-ax.set(xlabel="environment steps", ylabel="success (share)", ylim=(0, 1.05), title="T-maze")
+label_curves(ax, "T-maze", "success (share)")
+ax.set_ylim(0, 1.05)
 ax.legend()
 plt.show()
 
@@ -1108,9 +1111,9 @@ for (name, run), color in zip(result["runs"].items(), PALETTE, strict=False):
     plot_band(ax, run["steps"], run["returns"], name, color)
     low, high = np.min(run["final"]), np.max(run["final"])
     print(f"{name:22s} {np.mean(run['final']):4.0f} at the end, seeds from {low:.0f} to {high:.0f}")
-ax.set(xlabel="environment steps", ylabel="undiscounted return", title=result["env_id"])
+label_curves(ax, result["env_id"])
 ax.set_ylim(0, 520)
-ax.legend()
+figure.legend(loc="outside lower center", ncols=2)  # the bands leave no room inside
 plt.show()
 
 # %% [markdown]

@@ -53,7 +53,7 @@ from matplotlib import pyplot as plt
 import rlbook
 from rlbook.dqn import DQN
 from rlbook.envs import make_env
-from rlbook.figures import COLORS, filmstrip, pick_frames, use_style
+from rlbook.figures import COLORS, filmstrip, label_curves, pick_frames, use_style
 
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # draw without a screen
 use_style()
@@ -72,7 +72,8 @@ ax.plot(
     marker="o",
 )
 ax.axhline(22, color=COLORS["random"], ls="--", label="pushing at random")
-ax.set(xlabel="environment steps", ylabel="steps balanced, of 500", ylim=(0, 515))
+label_curves(ax, ylabel="steps balanced, of 500")
+ax.set_ylim(0, 515)
 ax.legend()
 plt.show()
 

@@ -69,6 +69,7 @@ from rlbook.figures import (
     COLORS,
     PALETTE,
     filmstrip,
+    label_curves,
     load_result,
     pick_frames,
     plot_band,
@@ -95,10 +96,10 @@ for algo, file in (
     run = result["runs"][algo]
     plot_band(ax, run["steps"], run["returns"], algo.upper(), COLORS[algo])
     print(result["command"])
-ax.set(xlabel="environment steps", ylabel="undiscounted return", title=result["env_id"])
+label_curves(ax, result["env_id"])
 ax.set_xlim(0, 100_000)
 ax.set_ylim(0, 520)
-ax.legend()
+ax.legend(loc="lower right", bbox_to_anchor=(1, 0.08))
 plt.show()
 
 # %%
@@ -802,8 +803,8 @@ for name, lines in (("drqn", plain_history), ("r2d2", history)):
     steps = [line["global_step"] for line in curve]
     returns = [line["eval_return_mean"] for line in curve]
     ax.plot(steps, returns, "o-", color=COLORS[name], label=name.upper())
-ax.set(xlabel="environment steps", ylabel="undiscounted return", ylim=(0, 520))
-ax.set_title("CartPole without velocities: 20 greedy episodes, one seed")
+label_curves(ax, "CartPole without velocities: 20 greedy episodes, one seed")
+ax.set_ylim(0, 520)
 ax.legend()
 plt.show()
 
@@ -886,10 +887,10 @@ for ax, names in zip(axes, groups, strict=True):
     for name, color in zip(names, (COLORS["r2d2"], *others), strict=False):
         run = result["runs"][name]
         plot_band(ax, run["steps"], run["returns"], name, color)
-    ax.set(ylabel="undiscounted return", ylim=(0, 520))
+    label_curves(ax, result["env_id"] if ax is axes[0] else "")
+    ax.set_ylim(0, 520)
     ax.legend(fontsize=8)
-axes[1].set_xlabel("environment steps")
-axes[0].set_title(result["env_id"])
+axes[0].set_xlabel("")
 plt.show()
 print(result["command"])
 

@@ -215,7 +215,7 @@ for size in (1, 2, 5):
     right.plot(sizes, [x.std() for x in found], marker="o", label=f"M = {size}")
 left.set(xlabel="critics N", ylabel="mean error of the target")
 right.set(xlabel="critics N", ylabel="its standard deviation")
-left.legend()
+right.legend()
 assert abs(subset_minimum(errors[:, :10], 2).mean() - -1 / math.sqrt(math.pi)) < 0.02
 
 # %% [markdown]
@@ -398,10 +398,10 @@ print(f"{time.process_time() - began:.0f} seconds of one core for both")
 fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4))
 plot_band(left, *run.curve("eval_return_mean"), "REDQ", COLORS["redq"])
 plot_band(left, *sac_run.curve("eval_return_mean"), "SAC", COLORS["sac"])
-left.set(xlabel="environment steps", ylabel="undiscounted return", title="Pendulum-v1")
+label_curves(left, "Pendulum-v1")
 left.legend()
 right.plot(*run.curve("q_std"), color=COLORS["redq"])
-right.set(xlabel="environment steps", ylabel="disagreement (std between critics)")
+label_curves(right, ylabel="disagreement (std between critics)")
 final, sac_final = agent.evaluate(episodes=20), sac.evaluate(episodes=20)
 print(f"after 2,000 steps: REDQ {final.mean:.0f}, SAC {sac_final.mean:.0f}")
 assert final.mean > -600
@@ -479,15 +479,15 @@ for name, row in stored["runs"].items():
 # %%
 found = json.loads((RESULTS / "redq_bias.json").read_text())
 print(found["command"])
-fig, axes = plt.subplots(1, 3, figsize=(11, 3.4))
+fig, axes = plt.subplots(1, 3, figsize=(9, 3.4))
 looks = dict(zip(found["measured"], (COLORS["sac"], PALETTE[0], COLORS["redq"]), strict=True))
 panels = (("bias", "mean of Q minus return"), ("std", "spread of Q minus return"), ("returns", "return"))
 for ax, (key, ylabel) in zip(axes, panels, strict=True):
     for name, row in found["measured"].items():
         plot_band(ax, np.array(row["steps"]), np.array(row[key]), name, looks[name])
-    ax.set(xlabel="environment steps", ylabel=ylabel)
+    label_curves(ax, ylabel=ylabel)
 axes[0].axhline(0, color=COLORS["reference"], linewidth=1)
-axes[1].legend(fontsize=8)
+fig.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
 for name, row in found["measured"].items():
     bias, score = np.array(row["bias"]), np.array(row["returns"])[:, -1]
     print(f"{name:>12}: at the end {[round(x) for x in bias[:, -1]]}, over all points "

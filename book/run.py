@@ -65,7 +65,7 @@ import tempfile
 from matplotlib import pyplot as plt
 
 from rlbook.dqn import DQN
-from rlbook.figures import COLORS, use_style
+from rlbook.figures import COLORS, label_curves, use_style
 
 use_style()
 
@@ -98,7 +98,7 @@ for row, episodes in enumerate(lengths):
 for boundary in (10, 20):
     ax.axvline(boundary, color="black", linewidth=2)
     ax.text(boundary - 0.15, 2.75, "checkpoint, all reset", ha="right", va="bottom", fontsize=9)
-ax.text(16.6, -0.75, "killed here", ha="left", va="center", fontsize=9)
+ax.text(17.0, -0.75, "killed here", ha="left", va="center", fontsize=9)
 ax.annotate(
     "", (10.1, -0.75), (16.3, -0.75), arrowprops={"arrowstyle": "->", "color": COLORS["reference"]}
 )
@@ -915,7 +915,7 @@ for name, style in zip(names, ({"lw": 5, "alpha": 0.35}, {"lw": 1.2}), strict=Tr
     curve.plot(steps, returns, color=COLORS["dqn"], label=name, **style)
 for step in kills:
     curve.axvline(step, color=COLORS["reference"], ls=":", lw=1)
-curve.set(xlabel="environment steps", ylabel="return of greedy episodes")
+label_curves(curve, ylabel="return of greedy episodes")
 curve.legend()
 flat = [torch.cat([w.flatten() for w in final["agent"]["online"].values()]) for final in finals]
 weights.plot(flat[0], flat[1], ".", ms=3, color=COLORS["dqn"])

@@ -892,7 +892,7 @@ print(f"{time.process_time() - began:.0f} seconds of one core for both")
 fig, ax = plt.subplots()
 plot_band(ax, *run.curve("eval_return_mean"), "SAC", COLORS["sac"])
 plot_band(ax, *rival_run.curve("eval_return_mean"), "DQN, five torques", COLORS["dqn"])
-ax.set(xlabel="environment steps", ylabel="undiscounted return", title="Pendulum-v1")
+label_curves(ax, "Pendulum-v1")
 ax.legend()
 final = agent.evaluate(episodes=20)
 low, high = final.interval
@@ -915,10 +915,10 @@ assert run.curve("eval_return_mean")[1].max() > -250  # it swings up, whatever c
 fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4))
 left.plot(*run.curve("entropy"), color=COLORS["sac"])
 left.axhline(-1, color=COLORS["reference"], linestyle="--", linewidth=1)
-left.set(xlabel="environment steps", ylabel="entropy of the policy (nats)")
+label_curves(left, ylabel="entropy of the policy (nats)")
 left.annotate("target", (4_900, -1), (0, 5), ha="right", textcoords="offset points")
 right.semilogy(*run.curve("alpha"), color=COLORS["sac"])
-right.set(xlabel="environment steps", ylabel="temperature α (reward per nat)")
+label_curves(right, ylabel="temperature α (reward per nat)")
 steps, entropy = run.curve("entropy")
 assert entropy[-5:].mean() < entropy[0]
 

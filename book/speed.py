@@ -140,7 +140,7 @@ def draw_contest(ax: plt.Axes, contest: dict[str, Any], title: str, unit: str) -
         median, low, high = found["ms"]
         ax.barh(y, median, color=shades[y % 3], height=0.65)
         ax.errorbar(median, y, xerr=[[median - low], [high - median]], color="black", capsize=3)
-        ax.text(high, y, f"  {median:.3g}", va="center")
+        ax.text(high, y, f"  {median:.3g}" if median < 1_000 else f"  {median:,.0f}", va="center")
     ax.set_yticks(range(len(contest)), list(contest))
     ax.set(xlabel=unit, title=title, xlim=(0, 1.25 * max(f["ms"][2] for f in contest.values())))
     ax.invert_yaxis()
@@ -278,17 +278,18 @@ for name in ("DQN", "REDQ"):
 
 # %%
 growth = speed["growth"]
-figure, axes = plt.subplots(1, len(growth), figsize=(2.3 * len(growth), 2.7), layout="constrained")
-for ax, (family, found) in zip(axes, growth.items(), strict=True):
+figure, axes = plt.subplots(2, 3, figsize=(8, 5.2), layout="constrained")
+for ax, (family, found) in zip(axes.flat, growth.items(), strict=False):
     sizes = np.array([int(size) for size in found])
     median, low, high = np.array(list(found.values())).T
     ax.errorbar(sizes, median, yerr=[median - low, high - median], marker="o", color=PALETTE[0])
     ax.plot(sizes, median[0] * sizes / sizes[0], "--", color=COLORS["random"], linewidth=1)
-    ax.set(xscale="log", yscale="log", title=family, ylabel="ms" if ax is axes[0] else "")
+    ax.set(xscale="log", yscale="log", title=f"{family}\n{median[0]:.2g} to {median[-1]:.2g} ms")
     ax.set_xticks(sizes, [f"{n:,}" if n < 1_000 else f"$10^{len(str(n)) - 1}$" for n in sizes])
-    ends = sorted({median[0], median[-1]})
-    ax.set_yticks(ends, [f"{ms:.2g}" for ms in ends])
+    ax.set_yticks([])
     ax.minorticks_off()
+for ax in axes.flat[len(growth) :]:
+    ax.set_visible(False)
 plt.show()
 for family, found in growth.items():
     (first, a), *_, (last, b) = ((int(size), ms[0]) for size, ms in found.items())

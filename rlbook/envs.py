@@ -40,7 +40,7 @@ from scipy.special import stdtrit
 
 # %% book/envs.py · Making an environment
 def nearest(name: str, known: Sequence[str]) -> str:
-    """Return a hint such as ` Did you mean 'CartPole-v1'?`, or nothing when no name is close."""
+    """Return a blank and a hint like `Did you mean 'CartPole-v1'?`, or nothing if none is close."""
     close = difflib.get_close_matches(name, known, n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
 

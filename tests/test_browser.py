@@ -55,7 +55,8 @@ def browser() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def pages(site: Path) -> list[Path]:
     """List the pages that a reader can come to, without the listings of sources."""
-    return sorted([*(site / "book").glob("*.html"), *(site / "reference").rglob("*.html")])
+    chapters, library = (site / "book").glob("*.html"), (site / "reference").rglob("*.html")
+    return sorted([*chapters, *library, site / "genindex.html"])
 
 
 def own(url: str) -> bool:
@@ -163,6 +164,52 @@ def test_differences_can_be_read_on_a_phone(browser: Any, site: Path) -> None:
         ".code-difference", "all => all.map(part => part.scrollWidth - part.clientWidth)"
     )
     assert len(sizes) > 10 and max(sizes) <= 0
+    tab.close()
+
+
+def test_differences_of_long_names_fit_a_phone(browser: Any, site: Path) -> None:
+    tab = browser.new_page(viewport={"width": 390, "height": 800})
+    tab.goto((site / "reference" / "differences" / "r2d2.html").as_uri())
+    sizes = tab.eval_on_selector_all(
+        ".code-difference", "all => all.map(part => part.scrollWidth - part.clientWidth)"
+    )
+    assert max(sizes) <= 0
+    tab.close()
+
+
+@pytest.mark.parametrize("name", ["agent", "cli", "sweep"])
+def test_the_list_of_contents_does_not_push_the_page_aside(
+    browser: Any, site: Path, name: str
+) -> None:
+    tab = browser.new_page(viewport={"width": 1280, "height": 800})
+    tab.goto((site / "reference" / "api" / f"{name}.html").as_uri())
+    excess = "list => list.scrollWidth - list.clientWidth"
+    assert tab.eval_on_selector(".bd-sidebar-secondary", excess) <= 0
+    tab.close()
+
+
+def test_a_phone_folds_sentences_and_scrolls_wide_figures(browser: Any, site: Path) -> None:
+    tab = browser.new_page(viewport={"width": 390, "height": 800})
+    tab.goto((site / "book" / "checkpoint.html").as_uri())
+    excess = "all => all.map(part => part.scrollWidth - part.clientWidth)"
+    folded = tab.eval_on_selector_all(".cell_output .sentences pre", excess)
+    assert len(folded) > 3 and max(folded) <= 0
+    scrolled = tab.eval_on_selector_all(".cell_output .wide-figure", excess)
+    assert scrolled and min(scrolled) > 100
+    tab.close()
+
+
+def test_no_formula_is_cut_on_a_phone(browser: Any, site: Path) -> None:
+    tab = browser.new_page(viewport={"width": 390, "height": 800})
+    tab.goto((site / "book" / "ensemble.html").as_uri())
+    tab.evaluate(LOOK)
+    tab.eval_on_selector_all("article details", "all => all.forEach(part => part.open = true)")
+    cut = tab.eval_on_selector_all(
+        "article span.math",
+        """all => all.filter(f => f.scrollWidth > f.clientWidth + 1 &&
+            getComputedStyle(f).overflowX !== 'auto').map(f => f.textContent)""",
+    )
+    assert not cut
     tab.close()
 
 

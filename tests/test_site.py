@@ -188,3 +188,15 @@ def test_a_function_that_returns_is_no_return(site: Path) -> None:
     """The glossary's return is what an agent collects."""
     assert 'href="../book/glossary.html#return"' in page(site, "book/dqn")
     assert re.search(r"and\s+returns\s+an\s+exit", page(site, "book/cli"))  # no link between
+
+
+def test_a_formula_keeps_its_punctuation(site: Path) -> None:
+    """A browser may end a line behind a formula, so that the next one begins with a comma."""
+    lost = r"\\\)</span>[,.;:!?)]++(?!</span>)"
+    assert 'class="together"' in page(site, "book/dqn")
+    assert not {name for name in CHAPTERS if re.search(lost, page(site, f"book/{name}"))}
+
+
+def test_fields_of_a_named_tuple_are_no_aliases(site: Path) -> None:
+    for name in MODULES:
+        assert "Alias for field" not in page(site, f"reference/api/{name}"), name

@@ -1,10 +1,12 @@
 """Add to each chapter of the site what its notebook need not repeat.
 
 A line says how to open it in JupyterLab; exported cells lead to the pages of the library; figures
-have a name that other pages can point to; words of the glossary lead there.
+have a name that other pages can point to; words of the glossary lead there. Marks for the style
+sheet say what a narrow screen may fold, what it must scroll and where no line may end.
 """
 
 import ast
+import base64
 import re
 from typing import Any
 
@@ -75,10 +77,56 @@ def name_figures(doctree: nodes.document, name: str) -> None:
         images = [n for n in cell.findall(nodes.image) if ".png" in n["uri"]]
         for image in images:
             if count < len(expected):
-                anchor, heading, _ = expected[count]
+                anchor, heading, png = expected[count]
                 count += 1
                 image["alt"] = f"{heading}, figure {count} of this chapter"
                 image["ids"].append(anchor)
+                if png_width(png) > WIDE:
+                    frame = nodes.container(classes=["wide-figure"])
+                    image.parent.replace(image, frame)
+                    frame += image
+
+
+WIDE = 830  # pixels: the letters of a wider figure would be too small on a phone
+
+
+def png_width(png: str) -> int:
+    """Read the width of a picture from its first bytes."""
+    return int.from_bytes(base64.b64decode(png[:40])[16:20], "big")
+
+
+def mark_outputs(cell: nodes.Element) -> None:
+    """Mark what a cell prints as sentences, unless blanks put it into columns."""
+    for output in cell.findall(lambda n: is_element(n, "cell_code_output")):
+        for block in output.findall(nodes.literal_block):
+            if not re.search(r"\S {2,}\S|^ +\S|[█|]", block.astext(), flags=re.MULTILINE):
+                block["classes"].append("sentences")
+
+
+def keep_punctuation(doctree: nodes.document) -> None:
+    """Keep a formula on one line with the comma behind it, and with a bracket before it."""
+    for formula in list(doctree.findall(nodes.math)):
+        parent, i = formula.parent, formula.parent.index(formula)
+        neighbours = [parent[k] if 0 <= k < len(parent) else None for k in (i - 1, i + 1)]
+        before, after = (n.astext() if isinstance(n, nodes.Text) else "" for n in neighbours)
+        left, right = re.search(r"[(\[“]*$", before), re.match(r"-\w+|[,.;:?!)\]”’]*", after)
+        if left and right and left[0] + right[0]:
+            together = nodes.inline(classes=["together"])
+            parent[i] = together
+            together += [nodes.Text(left[0]), formula, nodes.Text(right[0])]
+            if left[0]:
+                parent[i - 1] = nodes.Text(before[: left.start()])
+            if right[0]:
+                parent[i + 1] = nodes.Text(after[right.end() :])
+
+
+def bind_numbers(doctree: nodes.document) -> None:
+    """Keep a number on one line with its per cent sign, and the sizes of an image together."""
+    for node in list(doctree.findall(nodes.Text)):
+        bound = re.sub(r"(?<=\d) (?=%)|(?<=\d) (?=× ?\d)|(?<=\d ×) (?=\d)", "\u00a0", node.astext())
+        if bound != node.astext() and isinstance(node.parent, nodes.paragraph):
+            parent = node.parent
+            parent[[child is node for child in parent].index(True)] = nodes.Text(bound)
 
 
 def is_element(node: nodes.Node, kind: str) -> bool:
@@ -150,13 +198,23 @@ def dress_chapter(app: Sphinx, doctree: nodes.document) -> None:
     heading.parent.insert(heading.parent.index(heading) + 1, opening_line(name))
     for cell in list(doctree.findall(lambda node: is_element(node, "cell_code"))):
         link_exports(cell, name)
+        mark_outputs(cell)
     name_figures(doctree, name)
+    keep_punctuation(doctree)
+    bind_numbers(doctree)
     if name not in ("glossary", "index"):
         link_terms(doctree)
+
+
+def skip_field(_app: Sphinx, _what: str, _name: str, member: Any, *_rest: Any) -> bool | None:
+    """Leave out the fields of a named tuple: its signature lists them already."""
+    return True if str(member.__doc__).startswith("Alias for field number") else None
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect to Sphinx."""
     app.connect("doctree-read", dress_chapter)
+    app.setup_extension("sphinx.ext.autodoc")
+    app.connect("autodoc-skip-member", skip_field)
     app.connect("build-finished", reference.copy_thumbnails)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
