@@ -32,6 +32,7 @@ import rlbook.ensemble
 import rlbook.run
 from rlbook.agent import Agent, algorithms, torch_for_learning
 from rlbook.dqn import MLP, Adam, flatten_parameters, td_loss, td_slope
+from rlbook.drqn import LSTMQNetwork
 from rlbook.ensemble import Ensemble
 from rlbook.envs import make_vector_env
 from rlbook.r2d2 import SumTree
@@ -137,7 +138,7 @@ def on_the_clock(agent: Any) -> Iterator[Clock]:
     for part in parts:
         if part is not None:
             clock.watch(part, "forward trace q_values_sequence unroll draw", "forward")
-            if isinstance(part, MLP):
+            if isinstance(part, MLP | LSTMQNetwork):
                 clock.watch(part, "backward", "backward")
     made = rlbook.run.make_vector_env
 

@@ -32,7 +32,7 @@
 # %%
 #| export
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -46,11 +46,13 @@ from rlbook.drqn import (
     DRQNConfig,
     LSTMQNetwork,
     RecurrentReplayBuffer,
+    SequenceTrace,
     State,
     at_time,
     check_steps,
     chunk_dtype,
     sequence_loss,
+    sequence_slope,
 )
 from rlbook.run import RunResult, train
 from rlbook.settings import Config, setting
@@ -587,6 +589,21 @@ assert ((rescale_inverse(rescale(x)) - x).abs() / x).max() < 1e-5
 
 # %%
 #| export
+@torch.no_grad()
+def r2d2_target(
+    reward: Tensor,
+    discount: Tensor,
+    terminated: Tensor,
+    next_q_target: Tensor,
+    next_q_online: Tensor | None = None,
+    rescaling: bool = False,
+) -> Tensor:
+    """Return DQN's target, which values on a squashed scale leave and come back to."""
+    values = rescale_inverse(next_q_target) if rescaling else next_q_target
+    target = dqn_target(reward, discount, terminated, values, next_q_online)
+    return rescale(target) if rescaling else target
+
+
 def r2d2_loss(
     q: Tensor,  # (time, batch, actions), with gradient
     action: Tensor,  # (time, batch)
@@ -604,10 +621,8 @@ def r2d2_loss(
     check_steps(q.shape[:2], reward=reward, discount=discount, terminated=terminated)
     if weights.shape != q.shape[1:2]:
         raise ValueError(f"weights must be ({q.shape[1]},), not {tuple(weights.shape)}.")
-    with torch.no_grad():
-        values = rescale_inverse(next_q_target) if rescaling else next_q_target
-        target = dqn_target(reward, discount, terminated, values, next_q_online)
-        target = rescale(target) if rescaling else target
+    steps = reward, discount, terminated, next_q_target, next_q_online
+    target = r2d2_target(*steps, rescaling=rescaling)
     return sequence_loss(q, action, target, mask, weights, huber)
 
 
@@ -702,6 +717,16 @@ class R2D2Config(DRQNConfig):
 
 # %%
 #| export
+class Assessment(NamedTuple):
+    """What a batch of chunks says about the network."""
+
+    trace: SequenceTrace
+    slope: Tensor  # (time, batch, actions), of the loss at the values
+    metrics: dict[str, Tensor]
+    priorities: np.ndarray  # (batch,)
+
+# %%
+#| export
 class R2D2(DRQN):
     """DRQN that replays what surprised it, after a burn-in of its memory."""
 
@@ -743,38 +768,35 @@ class R2D2(DRQN):
             return start
         return network.unroll(chunks.obs[:steps], start, chunks.episode_start[:steps])[1]
 
-    def assess(self, batch: Chunks) -> tuple[Tensor, dict[str, Tensor], np.ndarray]:
-        """Return the loss of a batch, its metrics and the priority of each chunk."""
-        assert isinstance(batch, PrioritizedChunks)
+    def assess(self, batch: PrioritizedChunks) -> Assessment:
+        """Return the slope of a batch's loss, its metrics and the priority of each chunk."""
         config, first = self.config, self.config.burn_in
         obs, episode_start = batch.obs[first:], batch.episode_start[first:]
-        start = self.burn_in(self.online, batch)
-        q = self.online.q_values_sequence(obs, start, episode_start)
+        q, trace = self.online.trace(obs, self.burn_in(self.online, batch), episode_start)
         with torch.no_grad():  # the target network reads, and remembers, for itself
             start = self.burn_in(self.target, batch)
             q_target = self.target.q_values_sequence(obs, start, episode_start)
         bootstrap, mask = batch.bootstrap[first:] - first, batch.mask[first:]
-        loss, metrics, error = r2d2_loss(
-            q[:-1],
-            batch.action[first:],
+        y = r2d2_target(
             batch.reward[first:],
             batch.discount[first:],
             batch.terminated[first:],
-            mask,
-            batch.weights,
             at_time(q_target, bootstrap),
-            at_time(q.detach(), bootstrap) if config.double else None,
+            at_time(q, bootstrap) if config.double else None,
             config.value_rescaling,
-            config.huber,
         )
-        return loss, metrics, sequence_priorities(error, mask, config.eta).cpu().numpy()
+        steps = q[:-1], batch.action[first:], y, mask
+        slope, metrics, error = sequence_slope(*steps, batch.weights, config.huber)
+        priorities = sequence_priorities(error, mask, config.eta).cpu().numpy()
+        return Assessment(trace, slope, metrics, priorities)
 
     def update(self, batch: Chunks) -> UpdateResult:
         """Make one weighted gradient step, then store how much each chunk surprised."""
         assert isinstance(batch, PrioritizedChunks)
-        loss, metrics, self.last_sequence_priorities = self.assess(batch)
-        self.replay.update_priorities(batch.indices, self.last_sequence_priorities)
-        return self.descend(loss, metrics)
+        found = self.assess(batch)
+        self.last_sequence_priorities = found.priorities
+        self.replay.update_priorities(batch.indices, found.priorities)
+        return self.descend(found.trace, found.slope, found.metrics)
 
 
 # %%
@@ -856,7 +878,7 @@ for _ in range(20):
     batch = agent.sample()
     masses = agent.replay.tree[batch.indices] ** (1 / agent.config.alpha)
     with torch.no_grad():
-        _, _, priorities = agent.assess(batch)
+        priorities = agent.assess(batch).priorities
     old.append(masses)
     fresh.append(priorities)
 one, two = np.concatenate(old), np.concatenate(fresh)

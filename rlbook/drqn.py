@@ -4,10 +4,12 @@ __all__ = [
     "DRQN",
     "Chunks",
     "DRQNConfig",
+    "Encoder",
     "KnownSlope",
     "LSTMQNetwork",
     "RecurrentQAgent",
     "RecurrentReplayBuffer",
+    "SequenceTrace",
     "Sight",
     "State",
     "at_time",
@@ -16,6 +18,7 @@ __all__ = [
     "drqn_loss",
     "n_step_chunks",
     "sequence_loss",
+    "sequence_slope",
     "train_drqn",
 ]
 
@@ -23,7 +26,7 @@ __all__ = [
 import dataclasses
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import gymnasium as gym
 import numpy as np
@@ -35,10 +38,10 @@ from rlbook.dqn import (
     MLP,
     Adam,
     DQNConfig,
+    apply_gradients,
     dqn_target,
     epsilon_greedy,
     flatten_parameters,
-    gradient_step,
     loss_and_slope,
 )
 from rlbook.envs import derive_seed
@@ -46,8 +49,35 @@ from rlbook.replay import ReplayBuffer
 from rlbook.run import RunResult, train
 from rlbook.settings import Config, setting
 
+
 # %% book/drqn.py · The model
+class Encoder(MLP):
+    """The layers of DQN, with a ReLU after the last, too; without layers it changes nothing."""
+
+    def trace(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """Map (..., inputs) to (..., units); return what all layers saw, and the output."""
+        out, inputs = super().trace(x.flatten(0, -2))
+        out = out.relu_() if inputs else out
+        return out.unflatten(0, x.shape[:-1]), [*inputs, out]
+
+    @torch.no_grad()
+    def backward(self, inputs: list[Tensor], slope: Tensor) -> None:
+        """Write the gradient of all weights over the old one, given that of the output."""
+        *inputs, out = inputs
+        if inputs:  # the last ReLU is shut where the output is 0
+            through = torch.ops.aten.threshold_backward(slope.flatten(0, -2), out, 0)
+            super().backward(inputs, through)
+
+
 State = tuple[Tensor, ...]  # what is remembered: tensors of (batch, units), zero at the start
+
+
+class SequenceTrace(NamedTuple):
+    """What the way back through a network needs."""
+
+    layers: list[Tensor]  # what the encoder's layers saw
+    encoded: Tensor  # (time, batch, inputs of the LSTM)
+    outputs: Tensor  # (time, batch, units), from where autograd knows the way to `encoded`
 
 
 class LSTMQNetwork(nn.Module):
@@ -55,8 +85,7 @@ class LSTMQNetwork(nn.Module):
 
     def __init__(self, inputs: int, actions: int, hidden: tuple[int, ...], units: int) -> None:
         super().__init__()
-        encoder = nn.Sequential(MLP((inputs, *hidden)), nn.ReLU(inplace=True))
-        self.encoder = encoder if hidden else nn.Identity()
+        self.encoder = Encoder((inputs, *hidden))
         self.lstm = nn.LSTM((inputs, *hidden)[-1], units)
         self.head = nn.Linear(units, actions)
 
@@ -70,21 +99,48 @@ class LSTMQNetwork(nn.Module):
         return tuple(part.masked_fill(episode_start.unsqueeze(1), 0.0) for part in state)
 
     def unroll(self, obs: Tensor, state: State, episode_start: Tensor) -> tuple[Tensor, State]:
+        """Run over observations (time, batch, inputs); return outputs and the memory at the end."""
+        return self.recall(self.encoder(obs), state, episode_start)
+
+    def recall(self, encoded: Tensor, state: State, episode_start: Tensor) -> tuple[Tensor, State]:
         """Run the LSTM over (time, batch, inputs); return its outputs and the memory at the end."""
-        encoded, outputs = self.encoder(obs), []
         starts = np.flatnonzero(episode_start.cpu().numpy().any(axis=1)).tolist()
-        for first, last in pairwise(sorted({0, *starts, len(obs)})):
+        weights, outputs = tuple(self.lstm.all_weights[0]), []
+        for first, last in pairwise(sorted({0, *starts, len(encoded)})):
             if first in starts:
                 state = self.reset_state(state, episode_start[first])
-            memory = state[0].unsqueeze(0), state[1].unsqueeze(0)  # (layers, batch, units)
-            output, memory = self.lstm(encoded[first:last], memory)
-            state = memory[0].squeeze(0), memory[1].squeeze(0)
+            memory = [part.unsqueeze(0) for part in state]  # (layers, batch, units)
+            kind = True, 1, 0.0, True, False, False  # biases, one layer, no dropout, one direction
+            output, hidden, cell = torch.lstm(encoded[first:last], memory, weights, *kind)
+            state = hidden.squeeze(0), cell.squeeze(0)
             outputs.append(output)
         return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)), state
 
     def q_values_sequence(self, obs: Tensor, state: State, episode_start: Tensor) -> Tensor:
         """Return the values (time, batch, actions) along (time, batch, inputs)."""
         return self.head(self.unroll(obs, state, episode_start)[0])
+
+    def trace(
+        self, obs: Tensor, state: State, episode_start: Tensor
+    ) -> tuple[Tensor, SequenceTrace]:
+        """Return the values as `q_values_sequence` does, and what `backward` needs."""
+        with torch.no_grad():
+            encoded, layers = self.encoder.trace(obs)
+        encoded = encoded.detach().requires_grad_()
+        outputs, _ = self.recall(encoded, state, episode_start)
+        with torch.no_grad():
+            return self.head(outputs), SequenceTrace(layers, encoded, outputs)
+
+    def backward(self, trace: SequenceTrace, slope: Tensor) -> None:
+        """Write the gradient of all weights over the old one, given that of the values."""
+        said, rows = trace.outputs.detach().flatten(0, 1), slope.flatten(0, 1)
+        torch.mm(rows.t(), said, out=self.head.weight.grad)
+        torch.sum(rows, dim=0, out=self.head.bias.grad)
+        weights = list(self.lstm.parameters())
+        heard = slope @ self.head.weight.detach()  # the slope at the outputs of the LSTM
+        seen, *found = torch.autograd.grad(trace.outputs, [trace.encoded, *weights], heard)
+        torch._foreach_copy_([weight.grad for weight in weights if weight.grad is not None], found)
+        self.encoder.backward(trace.layers, seen)
 
     def act(
         self, obs: Tensor, state: State, episode_start: Tensor | None = None
@@ -264,29 +320,42 @@ class KnownSlope(torch.autograd.Function):
         return grad * ctx.saved_tensors[0], None, None
 
 
-def sequence_loss(
-    q: Tensor,  # (time, batch, actions), with gradient
+@torch.no_grad()
+def sequence_slope(
+    q: Tensor,  # (time, batch, actions)
     action: Tensor,  # (time, batch)
     target: Tensor,  # (time, batch)
     mask: Tensor,  # (time, batch)
     weights: Tensor | float = 1.0,  # (batch,) or a number
     huber: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-    """Return the weighted mean over true steps, named metrics, and the TD errors (time, batch)."""
+    """Return the slope of the loss at q, named metrics, and the TD errors (time, batch)."""
     check_steps(q.shape[:2], action=action, target=target, mask=mask)
-    with torch.no_grad():
-        taken = torch.where(mask, action, 0).unsqueeze(2)  # a padded action may be no action at all
-        chosen = q.gather(2, taken).squeeze(2)
-        error = torch.where(mask, chosen - target, 0.0)
-        each, slope = loss_and_slope(error, huber)  # the loss of one step, and its slope
-        share = weights / mask.sum()
-        gradient = torch.zeros_like(q).scatter_(2, taken, (slope * share).unsqueeze(2))
-        loss = (each * share).sum()
-        valued = torch.where(mask, chosen, 0.0)
-        sums = torch.stack([valued, valued - error, error.abs()]).sum(dim=(1, 2)) / mask.sum()
+    padded, count = ~mask, mask.sum()
+    taken = action.masked_fill(padded, 0).unsqueeze(2)  # a padded action may be no action at all
+    chosen = q.gather(2, taken).squeeze(2).masked_fill_(padded, 0.0)
+    target = target.masked_fill(padded, 0.0)
+    error = chosen - target  # 0 at padded steps
+    each, slope = loss_and_slope(error, huber)  # the loss of one step, and its slope
+    share = weights / count
+    gradient = torch.zeros_like(q).scatter_(2, taken, (slope * share).unsqueeze(2))
+    sums = torch.stack([chosen, target, error.abs()]).sum(dim=(1, 2)) / count
     names = ("q_mean", "target_mean", "td_error_abs")
-    metrics = {"loss": loss, **dict(zip(names, sums, strict=True))}
-    return KnownSlope.apply(q, loss, gradient), metrics, error
+    metrics = {"loss": (each * share).sum(), **dict(zip(names, sums, strict=True))}
+    return gradient, metrics, error
+
+
+def sequence_loss(
+    q: Tensor,
+    action: Tensor,
+    target: Tensor,
+    mask: Tensor,
+    weights: Tensor | float = 1.0,
+    huber: bool = False,
+) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    """Return the weighted mean over true steps, with its gradient in q, metrics and TD errors."""
+    slope, metrics, error = sequence_slope(q, action, target, mask, weights, huber)
+    return KnownSlope.apply(q, metrics["loss"], slope), metrics, error
 
 
 def drqn_loss(
@@ -415,7 +484,7 @@ class DRQN(RecurrentQAgent):
     name: ClassVar[str] = "drqn"
     config_class: ClassVar[type[Config]] = DRQNConfig
     parts: ClassVar[tuple[str, ...]] = ("online", "target", "optimizer", "replay")
-    compiled: ClassVar[tuple[str, ...]] = ("online.q_values_sequence", "target.q_values_sequence")
+    compiled: ClassVar[tuple[str, ...]] = ("target.q_values_sequence",)
     replay: RecurrentReplayBuffer
 
     def build(self) -> None:
@@ -467,27 +536,24 @@ class DRQN(RecurrentQAgent):
     def update(self, batch: Chunks) -> UpdateResult:
         """Make one gradient step on the TD errors of a batch of chunks."""
         config, start = self.config, self.start(batch)
-        q = self.online.q_values_sequence(batch.obs, start, batch.episode_start)
+        q, trace = self.online.trace(batch.obs, start, batch.episode_start)
         with torch.no_grad():  # the target network remembers with its own weights
             q_target = self.target.q_values_sequence(batch.obs, start, batch.episode_start)
-        loss, metrics = drqn_loss(
-            q[:-1],
-            batch.action,
-            batch.reward,
-            batch.discount,
-            batch.terminated,
-            batch.mask,
-            at_time(q_target, batch.bootstrap),
-            at_time(q.detach(), batch.bootstrap) if config.double else None,
-            config.huber,
-        )
-        return self.descend(loss, metrics)
+        next_q = at_time(q_target, batch.bootstrap)
+        next_q_online = at_time(q, batch.bootstrap) if config.double else None
+        y = dqn_target(batch.reward, batch.discount, batch.terminated, next_q, next_q_online)
+        steps = batch.action, y, batch.mask
+        slope, metrics, _ = sequence_slope(q[:-1], *steps, huber=config.huber)
+        return self.descend(trace, slope, metrics)
 
-    def descend(self, loss: Tensor, metrics: dict[str, Tensor]) -> UpdateResult:
+    def descend(
+        self, trace: SequenceTrace, slope: Tensor, metrics: dict[str, Tensor]
+    ) -> UpdateResult:
         """Make the gradient step, then move the target network if it is time."""
         config = self.config
-        lr = config.lr_now(self.global_step)
-        gradient_step(loss, self.optimizer, lr, config.max_grad_norm)
+        slope = nn.functional.pad(slope, (0, 0, 0, 0, 0, 1))  # the last values only bootstrap
+        self.online.backward(trace, slope)
+        apply_gradients(self.optimizer, config.lr_now(self.global_step), config.max_grad_norm)
         if (self.updates + 1) % config.target_every == 0:
             self.target_weights.data.lerp_(self.weights.data, config.tau)  # all weights at once
         values = {name: float(value) for name, value in metrics.items()}

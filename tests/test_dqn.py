@@ -1,6 +1,8 @@
 """What the chapter on DQN cannot test about itself: references, closed-form values, stored rows."""
 
 import copy
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -217,6 +219,17 @@ def test_a_gradient_step_is_the_ordinary_one_of_adam(flat: bool, max_norm: float
         usual.step()
     for one, two in zip(ours.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
+
+
+def test_learning_does_not_import_the_compiler_of_torch() -> None:
+    code = """import sys
+from rlbook.dqn import DQN
+agent = DQN("CartPole-v1", warmup_steps=64)
+agent.learn(80, progress=False)
+agent.load_state_dict(agent.state_dict())
+assert agent.updates and "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)  # the import would take two seconds
 
 
 def test_adam_is_bit_for_bit_that_of_torch() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import rlbook.drqn
 from rlbook.agent import Agent, Transition
+from rlbook.dqn import flatten_parameters
 from rlbook.drqn import (
     DRQN,
     Chunks,
@@ -99,6 +100,26 @@ def test_acting_step_by_step_equals_the_sequence() -> None:
     for x, start, q in zip(obs, starts, expected, strict=True):
         actual, state = network.act(x, state, start)
         torch.testing.assert_close(actual, q, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("hidden", [(), (8,), (8, 5)])
+@pytest.mark.parametrize("chance", [0.0, 0.3])
+def test_the_way_back_by_hand_is_that_of_autograd(hidden: tuple[int, ...], chance: float) -> None:
+    torch.manual_seed(0)
+    network = LSTMQNetwork(inputs=3, actions=2, hidden=hidden, units=4)
+    flat = flatten_parameters(network)
+    obs, starts = torch.randn(7, 4, 3), torch.rand(7, 4) < chance
+    state, slope = (torch.randn(4, 4), torch.randn(4, 4)), torch.randn(7, 4, 2)
+    expected = network.q_values_sequence(obs, state, starts)
+    expected.backward(slope)
+    assert flat.grad is not None
+    by_autograd = flat.grad.clone()
+    flat.grad.fill_(float("nan"))  # what stood there before must not matter
+    q, trace = network.trace(obs, state, starts)
+    network.backward(trace, slope)
+    torch.testing.assert_close(q, expected.detach())
+    torch.testing.assert_close(flat.grad, by_autograd)
+    assert not obs.requires_grad
 
 
 # The buffer
