@@ -711,9 +711,10 @@ class R2D2Config(DRQNConfig):
 # %% [markdown]
 # ## The agent
 #
-# Two methods of DRQN change. `sample` draws by priority. `update` asks `assess` for the loss, makes
-# its gradient step and stores how much each chunk surprised it this time. `assess` burns in both
-# networks, each with its own weights and without a gradient, and takes the loss of the steps after.
+# Two methods of DRQN change. `sample` draws by priority. `update` asks `assess` for the slope of the
+# loss, makes its gradient step and stores how much each chunk surprised it this time. `assess` burns
+# in both networks, each with its own weights and without a gradient, and takes the slope of the
+# steps after.
 
 # %%
 #| export

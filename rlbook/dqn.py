@@ -243,6 +243,7 @@ class Adam(torch.optim.Adam):
 
     # To keep its compiler off these, PyTorch would import it, for two seconds. No need.
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
     state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
     load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
 
