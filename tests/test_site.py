@@ -197,6 +197,11 @@ def test_a_formula_keeps_its_punctuation(site: Path) -> None:
     assert not {name for name in CHAPTERS if re.search(lost, page(site, f"book/{name}"))}
 
 
+def test_what_a_class_borrows_from_torch_is_not_explained_again(site: Path) -> None:
+    page = (site / "reference" / "api" / "dqn.html").read_text()
+    assert "rlbook.dqn.Adam.step" in page and "rlbook.dqn.Adam.zero_grad" not in page
+
+
 def test_fields_of_a_named_tuple_are_no_aliases(site: Path) -> None:
     for name in MODULES:
         assert "Alias for field" not in page(site, f"reference/api/{name}"), name

@@ -206,15 +206,17 @@ def dress_chapter(app: Sphinx, doctree: nodes.document) -> None:
         link_terms(doctree)
 
 
-def skip_field(_app: Sphinx, _what: str, _name: str, member: Any, *_rest: Any) -> bool | None:
-    """Leave out the fields of a named tuple: its signature lists them already."""
-    return True if str(member.__doc__).startswith("Alias for field number") else None
+def skip_member(_app: Sphinx, _what: str, _name: str, member: Any, *_rest: Any) -> bool | None:
+    """Leave out fields of a named tuple, which its signature lists, and methods that are PyTorch's."""
+    field = str(member.__doc__).startswith("Alias for field number")
+    borrowed = str(getattr(member, "__module__", "")).startswith("torch.")
+    return True if field or borrowed else None
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect to Sphinx."""
     app.connect("doctree-read", dress_chapter)
     app.setup_extension("sphinx.ext.autodoc")
-    app.connect("autodoc-skip-member", skip_field)
+    app.connect("autodoc-skip-member", skip_member)
     app.connect("build-finished", reference.copy_thumbnails)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
