@@ -63,7 +63,6 @@ from time import thread_time
 
 import matplotlib.pyplot as plt
 
-import rlbook.drqn as finished
 from rlbook.dqn import DQN
 from rlbook.envs import evaluate, make_env
 from rlbook.figures import (
@@ -958,7 +957,7 @@ def train_drqn(config: DRQNConfig, progress: bool = True) -> RunResult:
 # while the other environments keep theirs:
 
 # %%
-agent = finished.DRQN("CartPole-v1", num_envs=3)
+agent = DRQN("CartPole-v1", num_envs=3)
 obs = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
 first, later = np.ones(3, dtype=bool), np.zeros(3, dtype=bool)
 _, greedy = agent.act(obs[0], None, first, explore=False)
@@ -976,7 +975,7 @@ assert torch.allclose(mixed[0][0], fresh[0][0]) and not torch.allclose(mixed[0][
 # The same maze, the same number of steps as DQN had, chunks of 16 steps:
 
 # %%
-remembers = finished.DRQN(**shipped("drqn", "tmaze", **budget))
+remembers = DRQN(**shipped("drqn", "tmaze", **budget))
 result = remembers.learn(16_000)
 print(f"DRQN turns the right way in {success(remembers):.0%} of the two cases")
 assert success(remembers) == 1.0
@@ -1032,7 +1031,7 @@ blind = DQN(**shipped("dqn", "cartpole", **masked, **balance))
 blind_result = blind.learn(24_000)
 
 # %%
-seeing = finished.DRQN(**shipped("drqn", "masked_cartpole", **balance))
+seeing = DRQN(**shipped("drqn", "masked_cartpole", **balance))
 seeing_result = seeing.learn(24_000)
 
 # %% tags=["hide-input"]
@@ -1210,7 +1209,7 @@ plt.show()
 # a bare `nn.LSTM`.
 
 # %%
-agent = finished.DRQN("CartPole-v1", num_envs=8, warmup_steps=10_000)
+agent = DRQN("CartPole-v1", num_envs=8, warmup_steps=10_000)
 agent.learn(4_000, progress=False)  # fills the buffer, no updates
 bare = nn.LSTM(64, 64)
 encoded, memory = torch.randn(17, 32, 64), (torch.zeros(1, 32, 64), torch.zeros(1, 32, 64))
@@ -1307,7 +1306,7 @@ assert ratio < 2
 #
 # ```python
 # settings = shipped("drqn", "masked_cartpole", **balance, previous_action=False)
-# blunt = finished.DRQN(**settings)
+# blunt = DRQN(**settings)
 # blunt.learn(24_000)
 # print(blunt.evaluate(20).mean)
 # ```
@@ -1333,7 +1332,7 @@ def unroll_sequence(network: Any, obs: Tensor, state: Any, episode_start: Tensor
 
 
 torch.manual_seed(0)
-network = finished.LSTMQNetwork(inputs=3, actions=2, hidden=(8,), units=16)
+network = LSTMQNetwork(inputs=3, actions=2, hidden=(8,), units=16)
 for weight in network.lstm.parameters():
     weight.data *= 4  # as if it had learned to remember
 one, start = torch.randn(6, 1, 3), torch.zeros(6, 1, dtype=torch.bool)

@@ -65,7 +65,7 @@ from time import perf_counter
 
 import matplotlib.pyplot as plt
 
-import rlbook.r2d2 as finished
+import rlbook.r2d2 as finished  # what is used here before it is built
 from rlbook.envs import make_env
 from rlbook.figures import (
     COLORS,
@@ -813,7 +813,7 @@ def train_r2d2(config: R2D2Config, progress: bool = True) -> RunResult:
 # CartPole without velocities, the same 24,000 steps that DRQN had above.
 
 # %%
-agent = finished.R2D2(**shipped("r2d2", "masked_cartpole", **budget))
+agent = R2D2(**shipped("r2d2", "masked_cartpole", **budget))
 history = agent.learn(24_000).history
 drqn_return, r2d2_return = plain.evaluate(20).mean, agent.evaluate(20).mean
 print(f"DRQN {drqn_return:.0f}, R2D2 {r2d2_return:.0f}")

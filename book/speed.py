@@ -251,9 +251,10 @@ for name, found in speed["compile"].items():
     print(f"{name:6s} {before:6.2f} ms {after:6.2f} ms {took:8.0f} s   {when}")
 
 # %% [markdown]
-# At these sizes a compiled call costs more in checks at its door than it saves behind it: the matrix
-# products, the LSTM and the convolutions are the same library calls either way. Try it again when
-# your networks have many small operations between large ones, or on a GPU.
+# For most, a compiled call costs more in checks at its door than it saves behind it: the matrix
+# products, the LSTM and the convolutions are the same library calls either way. REDQ's small critics
+# have many small operations between the products, and gain a fifth; what DrQ-v2 gains is within the
+# noise. Try it again with your own networks, or on a GPU.
 #
 # ## Threads
 #
@@ -305,9 +306,9 @@ for family, found in growth.items():
 #
 # - **Time of the processor leaves out waiting**, for memory that another program has emptied from the
 #   cache too little, for a disk altogether. Evaluations and checkpoints are not in these numbers.
-# - **Five turns on a busy machine.** The stored file was made part by part while other programs kept
-#   both cores busy. Their work is not counted, but they share caches with it: the quartiles are wide,
-#   and a ratio of 1.1 is not far from none.
+# - **Nine turns on a shared machine.** Nothing else ran, but a virtual machine has neighbours, who are
+#   not counted and yet share the caches: the quartiles are wide, a ratio of 1.1 is not far from none,
+#   and the same benchmark an hour later may say 1.9 where this one says 1.8.
 # - **One machine.** Ratios travel better than milliseconds, and neither travels to a GPU.
 # - **Matrix products are a bound, not a goal**: an update also has to draw, to compare and to move
 #   its weights.
