@@ -328,19 +328,55 @@ for family, found in growth.items():
 # <details>
 # <summary>Solution</summary>
 #
-# What is left is all that does not belong to updates (Amdahl's law): one over the sum of acting,
-# environment and loop, and that part of the buffer which stores.
+# What is left is all that does not belong to updates (Amdahl's law): acting, environment and loop, and
+# that part of the buffer which stores. One over their share is the most that a faster update can
+# bring.
 #
 # ```python
 # part = shares("dqn")
-# print(1 / (part["acting"] + part["environment"] + part["loop"]))
+# most = 1 / (part["acting"] + part["environment"] + part["loop"])
+# print(f"at most {most:.1f} times as fast")
+# assert most > 1 / (1 - part["backward"])  # more than making the backward pass free
 # ```
 #
 # </details>
 
 # %% [markdown]
-# **Exercise 2, a planted bug.** A benchmark of two ways to sum. Its author concludes that the second
-# is faster. Swap the two, and the conclusion swaps as well. What is measured here?
+# **Exercise 2: find the bug.** A colleague wants the share of several kinds of work together, and
+# copies `shares` from memory. All results look like shares, and all are wrong. What must all kinds
+# together be?
+
+# %%
+def share_of(name: str, kinds: list[str]) -> float:
+    """Return the part of an algorithm's time that some kinds of work take together."""
+    spent = speed["steps"][name]["microseconds"]
+    return sum(spent[kind][0] for kind in kinds) / sum(values[-1] for values in spent.values())
+
+
+print(f"forward and backward: {share_of('sac', ['forward', 'backward']):.1%} of SAC's time")
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# Medians above, upper quartiles below: `values[-1]` is the last of median, lower and upper quartile.
+# Together all kinds must be 1, and they were less.
+#
+# ```python
+# def share_of(name: str, kinds: list[str]) -> float:
+#     """Return the part of an algorithm's time that some kinds of work take together."""
+#     spent = speed["steps"][name]["microseconds"]
+#     return sum(spent[kind][0] for kind in kinds) / sum(values[0] for values in spent.values())
+#
+# for name in speed["steps"]:
+#     assert abs(share_of(name, list(speed["steps"][name]["microseconds"])) - 1) < 1e-9
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 3.** A benchmark of two ways to sum. Its author concludes that the second is faster. Swap
+# the two, and the conclusion swaps as well. What is measured here?
 
 # %%
 import time
@@ -378,17 +414,37 @@ print("the second takes less time:", second < first)
 # first touch, caches, threads, imports, lazily loaded kernels. Warm up both, repeat, take turns, and
 # keep out of the stopwatch what does not belong to the question.
 #
+# ```python
+# turns = {"sum_a": [], "sum_b": []}
+# for turn in range(21):
+#     for work in (sum_a, sum_b):
+#         began = time.perf_counter()
+#         for _ in range(100):
+#             work(x)
+#         turns[work.__name__] += [time.perf_counter() - began] * (turn > 0)  # the first warms up
+# ratio = np.median(np.array(turns["sum_b"]) / np.array(turns["sum_a"]))
+# print(f"the second takes {ratio:.2f} times as long as the first")
+# ```
+#
 # </details>
 
 # %% [markdown]
-# **Exercise 3.** Why does `fused=True` buy more for a list of six tensors than for one?
+# **Exercise 4.** Why does `fused=True` buy more for a list of six tensors than for one?
 
 # %% [markdown]
 # <details>
 # <summary>Solution</summary>
 #
 # Plain Adam makes about ten operations for each tensor, so the cost of calling them is sixty calls
-# against ten. The fused version is one call in both cases, with a small price for each tensor in it.
+# against ten. The fused version is one call in both cases, with a small price for each tensor in it:
+# that price is what is left to gain from putting the weights into one.
+#
+# ```python
+# plain, fused = (changes["fused Adam"][kind]["ms"][0] for kind in ("plain", "fused"))
+# six, one = (changes["weights in one tensor"][kind]["ms"][0] for kind in ("six tensors", "one"))
+# print(f"six tensors: fusing saves {plain - fused:.2f} ms; then joining them {six - one:.2f} ms")
+# assert plain - fused > six - one
+# ```
 #
 # </details>
 

@@ -156,6 +156,102 @@ Markdown("\n".join(rows))
 # algorithm of your own gets `chapter: NAME` when its class is registered; the test
 # `test_timeline_and_library_agree` fails as long as one of the two is missing.
 #
+# ## Exercises
+#
+# **Exercise 1: find the bug.** A colleague writes `roots` in other words, and finds that REINFORCE has
+# hardly any descendants. No name is unknown, nothing is raised. What is overlooked?
+
+# %%
+def first_ideas(name: str) -> set[str]:
+    """Return the entries without a predecessor from which one descends."""
+    while by_name[name].get("builds_on"):
+        name = by_name[name]["builds_on"][0]
+    return {name}
+
+
+count = sum("REINFORCE" in first_ideas(name) for name in by_name)
+print(f"{count} of {len(entries)} entries descend from REINFORCE, says the colleague")
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# Many ideas have two parents or more, and only the first is followed.
+#
+# ```python
+# def first_ideas(name: str) -> set[str]:
+#     """Return the entries without a predecessor from which one descends."""
+#     before = by_name[name].get("builds_on", [])
+#     return set().union(*map(first_ideas, before)) if before else {name}
+#
+# assert all(first_ideas(name) == roots(name) for name in by_name)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 2.** On which entry do most others build directly?
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# children = {name: 0 for name in by_name}
+# for entry in entries:
+#     for name in entry.get("builds_on", []):
+#         children[name] += 1
+# most = max(children, key=children.get)
+# print(f"{children[most]} entries build on {most}")
+# assert sum(children.values()) == sum(len(entry.get("builds_on", [])) for entry in entries)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 3.** How long is the longest chain of ideas that leads to REDQ, and which one is it?
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# The longest chain to an entry is the longest to one of its parents, and the entry.
+#
+# ```python
+# def chain(name: str) -> list[str]:
+#     """Return the longest chain of ideas that ends with one."""
+#     before = by_name[name].get("builds_on", [])
+#     return [*max(map(chain, before), key=len, default=[]), name]
+#
+# print(" → ".join(chain("REDQ")))
+# years_of = [by_name[name]["year"] for name in chain("REDQ")]
+# assert chain("REDQ")[0] in roots("REDQ") and years_of == sorted(years_of)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 4.** How many years pass before an idea is built upon? Take the median over all lines of
+# the figure, and that of the lines between two chapters of this book.
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# from statistics import median
+#
+# pairs = [(by_name[name], entry) for entry in entries for name in entry.get("builds_on", [])]
+# ours = [pair for pair in pairs if all("chapter" in entry for entry in pair)]
+# for which, lines in (("all", pairs), ("between chapters", ours)):
+#     waits = [later["year"] - earlier["year"] for earlier, later in lines]
+#     print(f"{which}: {median(waits)} years over {len(waits)} lines")
+#     assert min(waits) >= 0
+# ```
+#
+# </details>
+
+# %% [markdown]
 # ## References
 #
 # - R. Sutton and A. Barto (2018). *Reinforcement Learning: An Introduction*, second edition. MIT

@@ -17,7 +17,8 @@ import rlbook.agent
 import rlbook.cli
 
 MODULES = (ROOT / "rlbook" / "chapters.txt").read_text(encoding="utf-8").split()
-EXERCISES = {name: exercises(name) for name in MODULES}
+CHAPTERS = [*MODULES, "speed", "timeline"]  # these two export nothing
+EXERCISES = {name: exercises(name) for name in CHAPTERS}
 ALL = [
     pytest.param(name, exercise, id=f"{name}-{exercise.number}")
     for name, found in EXERCISES.items()
@@ -52,14 +53,16 @@ def chapter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.ModuleType
 
 
 def fill(place: types.ModuleType, name: str) -> types.ModuleType:
-    """Give a place the names of a module."""
+    """Give a place the names of a module, if the chapter has one."""
+    if name not in MODULES:
+        return place
     module = importlib.import_module(f"rlbook.{name}")
     names = {key: value for key, value in vars(module).items() if not key.startswith("__")}
     vars(place).update(names)
     return place
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", CHAPTERS)
 def test_chapter_has_four_exercises_and_a_planted_bug(name: str) -> None:
     found = EXERCISES[name]
     assert [exercise.number for exercise in found] == list(range(1, len(found) + 1))
