@@ -158,8 +158,8 @@ Markdown("\n".join(rows))
 #
 # ## Exercises
 #
-# **Exercise 1: find the bug.** A colleague writes `roots` in other words, and finds that REINFORCE has
-# hardly any descendants. No name is unknown, nothing is raised. What is overlooked?
+# **Exercise 1: find the bug.** A colleague writes `roots` in other words, and finds fewer descendants of
+# Q-learning than you did above. No name is unknown, nothing is raised. What is overlooked?
 
 # %%
 def first_ideas(name: str) -> set[str]:
@@ -169,8 +169,8 @@ def first_ideas(name: str) -> set[str]:
     return {name}
 
 
-count = sum("REINFORCE" in first_ideas(name) for name in by_name)
-print(f"{count} of {len(entries)} entries descend from REINFORCE, says the colleague")
+count = sum("Q-learning" in first_ideas(name) for name in by_name)
+print(f"{count} of {len(entries)} entries descend from Q-learning, says the colleague")
 
 # %% [markdown]
 # <details>
