@@ -337,8 +337,8 @@ def bare_ensemble(agent: REDQ) -> Work:
 
     def run() -> None:
         agent.model.actor.values(batch.next_obs)
-        agent.target.values(x, chosen)
-        critics.learn(x, torch.ones_like)
+        agent.target.values(x, chosen=chosen)
+        critics.learn(torch.ones_like, x)
 
     return run
 
@@ -456,7 +456,7 @@ def ensemble_works(units: int, batch: int, members: int = 10) -> dict[str, Work]
             part.step()
 
     def as_one() -> None:
-        ensemble.learn(x, lambda out: torch.full_like(out, 1 / batch))
+        ensemble.learn(lambda out: torch.full_like(out, 1 / batch), x)
         optimizer.step()
 
     return {"list of networks": one_by_one, "one ensemble": as_one}
@@ -519,7 +519,7 @@ def thread_works(widths: tuple[int, ...], members: int, batch: int) -> dict[str,
     def passes(threads: int) -> None:
         torch.set_num_threads(threads)
         for _ in range(5):
-            ensemble.learn(x, torch.ones_like)
+            ensemble.learn(torch.ones_like, x)
         torch.set_num_threads(1)
 
     return {"1 thread": lambda: passes(1), "2 threads": lambda: passes(2)}

@@ -30,7 +30,7 @@
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -92,82 +92,124 @@ print(sum(len(list(network.parameters())) for network in networks), "tensors of 
 # The layers are views of the matrix. An optimiser then has one tensor to move, target networks
 # follow in one operation, and a few members are a few rows.
 #
+# Within a row the bias of a layer comes right after its weights, so that both together are one
+# matrix whose last row is the bias. If the input of the layer has a last column of ones, one product
+# multiplies by the weights and adds the bias:
+#
+# $$\begin{pmatrix} x & 1 \end{pmatrix} \begin{pmatrix} W \\ b \end{pmatrix} = x W + b.$$
+#
 # By hand: layers of 2 → 1 and 1 → 1 have $2 + 1$ and $1 + 1$ numbers, together 5, so two members
 # are a matrix of 2 × 5. Unpack one row, and you have the layers of one network; unpack the matrix,
-# and each layer has one dimension more, `(members, inputs, outputs)`.
+# and each layer has one dimension more, `(members, inputs + 1, outputs)`.
 
 # %%
 #| export
 Sizes = tuple[tuple[int, int], ...]  # inputs and outputs of each layer
-Layers = list[tuple[Tensor, Tensor]]  # weight (..., inputs, outputs) and bias (..., 1, outputs)
 
 
-def unpack(weights: Tensor, sizes: Sizes) -> Layers:
+class Layer(NamedTuple):
+    """A view of the numbers of one layer."""
+
+    matrix: Tensor  # (..., inputs + 1, outputs), the bias as the last row
+    weight: Tensor  # (..., inputs, outputs), the same without the bias
+
+
+def unpack(weights: Tensor, sizes: Sizes) -> list[Layer]:
     """View a row of weights, or a matrix with a row for each member, as layers."""
-    counts = [count for inputs, outputs in sizes for count in (inputs * outputs, outputs)]
-    parts = iter(weights.split(counts, dim=-1))
-    return [(next(parts).unflatten(-1, size), next(parts).unsqueeze(-2)) for size in sizes]
+    shapes = [(inputs + 1, outputs) for inputs, outputs in sizes]
+    parts = weights.split([rows * columns for rows, columns in shapes], dim=-1)
+    matrices = [part.unflatten(-1, shape) for part, shape in zip(parts, shapes, strict=True)]
+    return [Layer(matrix, matrix[..., :-1, :]) for matrix in matrices]
+
+
+def with_ones(*columns: Tensor) -> Tensor:
+    """Put tensors (batch, ...) side by side, and a column of ones beside them."""
+    return torch.cat([*columns, columns[0].new_ones(len(columns[0]), 1)], dim=1)
 
 # %%
 rows = torch.tensor([[1.0, 1.0, 0.0, 1.0, 0.0], [1.0, 1.0, 0.0, 2.0, 0.0]])
 SIZES = ((2, 1), (1, 1))
-(first, first_bias), (last, last_bias) = unpack(rows, SIZES)
-assert first.shape == (2, 2, 1) and first_bias.shape == (2, 1, 1)
-assert last.flatten().tolist() == [1.0, 2.0]
-assert unpack(rows[0], SIZES)[0][0].shape == (2, 1)
-first_bias += 0.5  # a view: the row changes with it
+first, last = unpack(rows, SIZES)
+assert first.matrix.shape == (2, 3, 1) and first.weight.shape == (2, 2, 1)
+assert last.weight.flatten().tolist() == [1.0, 2.0]
+assert unpack(rows[0], SIZES)[0].weight.shape == (2, 1)
+first.matrix[:, -1] += 0.5  # a view: the bias in the row changes with it
 assert rows[:, 2].tolist() == [0.5, 0.5]
-first_bias -= 0.5
+first.matrix[:, -1] -= 0.5
+assert with_ones(torch.tensor([[3.0], [4.0]])).tolist() == [[3.0, 1.0], [4.0, 1.0]]
 
 # %% [markdown]
 # ## Forward
 #
-# Every member sees the same inputs. The pass keeps the input of each layer, $x_0 = x$, $x_1$, …,
-# because the way back needs them. ReLU works in place, between the layers and not after the last.
-# The same lines serve one network and many: `bmm` is `mm`, a product of matrices, for a stack of
-# them. The bias is added in place. (`addmm` would do both, but copies the bias into all rows first,
-# and for wide layers that takes longer.)
+# Every member sees the same inputs. What each layer puts out is the input of the next, and the way
+# back needs it again, so it is written into a *room* that is made once and used by many passes: a
+# matrix whose last column is one and stays one. ReLU works in place, between the layers and not
+# after the last. The same lines serve one network and many: `bmm` is `mm`, a product of matrices,
+# for a stack of them.
 #
 # By hand, with the two rows above: for $x = (0.5, 0.25)$ the hidden unit is 0.75, so the members
 # say 0.75 and 1.5; for $x = (0.5, -1)$ ReLU is shut and both say 0.
 
 # %%
 #| export
-def forward_pass(x: Tensor, layers: Layers) -> tuple[Tensor, list[Tensor]]:
-    """Return outputs (..., batch, outputs) for x (batch, inputs), and the layers' inputs."""
-    apart = layers[0][0].ndim == 2  # one network, without a dimension for members
-    multiply: Callable[..., Tensor] = torch.mm if apart else torch.bmm
-    out = x if apart else x.expand(len(layers[0][0]), *x.shape)  # not copied
-    kept: list[Tensor] = []
-    for weight, bias in layers:
-        kept.append(out.relu_() if kept else out)
-        out = multiply(kept[-1], weight).add_(bias)
-    return out, kept
+class Room(NamedTuple):
+    """Where a layer writes what it puts out."""
+
+    full: Tensor  # (..., batch, width + 1), the last column all ones
+    out: Tensor  # (..., batch, width), the same without the ones
+
+
+def make_rooms(layers: list[Layer], batch: int) -> list[Room]:
+    """Make room for what all layers but the last put out."""
+    rooms = []
+    for matrix, _ in layers[:-1]:
+        *members, _, width = matrix.shape
+        aligned = 16 * math.ceil((width + 1) / 16)  # each row starts where memory is read quickly
+        full = matrix.new_ones(*members, batch, aligned)[..., : width + 1]
+        rooms.append(Room(full, full[..., :-1]))
+    return rooms
+
+
+def forward_pass(x: Tensor, layers: list[Layer], rooms: list[Room]) -> Tensor:
+    """Return the outputs (..., batch, outputs) for x (..., batch, inputs + 1), ones included."""
+    multiply: Callable[..., Tensor] = torch.mm if x.ndim == 2 else torch.bmm
+    for layer, room in zip(layers[:-1], rooms, strict=True):
+        multiply(x, layer.matrix, out=room.out).relu_()
+        x = room.full
+    return multiply(x, layers[-1].matrix)
 
 # %%
-x = torch.tensor([[0.5, 0.25], [0.5, -1.0]])
-out, kept = forward_pass(x, unpack(rows, SIZES))
+x = with_ones(torch.tensor([[0.5, 0.25], [0.5, -1.0]]))
+one = unpack(rows[1], SIZES)
+assert forward_pass(x, one, make_rooms(one, batch=2)).tolist() == [[1.5], [0.0]]  # one network
+layers = unpack(rows, SIZES)
+x, rooms = x.expand(2, 2, 3), make_rooms(layers, batch=2)  # the same inputs for both members
+out = forward_pass(x, layers, rooms)
 assert out.squeeze(2).tolist() == [[0.75, 0.0], [1.5, 0.0]]  # (members, batch)
-assert kept[1].squeeze(2).tolist() == [[0.75, 0.0], [0.75, 0.0]]
-assert forward_pass(x, unpack(rows[1], SIZES))[0].tolist() == [[1.5], [0.0]]  # one network
+assert rooms[0].full[0].tolist() == [[0.75, 1.0], [0.0, 1.0]]
 
 # %% [markdown]
 # ## Backward
 #
 # Say you know $\delta$, the slope of a loss with respect to the outputs. The chain rule goes back
-# layer by layer. With $x$ the input of a layer and $\delta$ the slope at its output,
+# layer by layer. With $x$ the input of a layer, ones included, and $\delta$ the slope at its output,
 #
-# $$\frac{\partial L}{\partial W} = x^\top \delta, \qquad
-# \frac{\partial L}{\partial b} = \sum_{\text{batch}} \delta, \qquad
+# $$\frac{\partial L}{\partial \begin{pmatrix} W \\ b \end{pmatrix}} = x^\top \delta, \qquad
 # \delta \leftarrow \delta\, W^\top \text{, and zero where ReLU was shut } (x = 0).$$
 #
-# Here a weight is (inputs, outputs) and a batch has its samples in rows; in DQN's `nn.Linear` it is
+# The last row of $x^\top \delta$ is $\delta$ summed over the batch, the slope at the bias. Here a
+# weight is (inputs, outputs) and a batch has its samples in rows; in DQN's `nn.Linear` it is
 # (outputs, inputs).
 #
-# Both gradients are wanted when critics learn; when they only judge, while a policy learns, the
-# slope with respect to their input is enough, and the gradients of the weights, a third of all
-# products, are never computed. So the pass writes the gradients into `slots`, layers of the same
-# shapes, if you give it any, and goes on to the input if you ask for it.
+# When critics learn, the gradients of their weights are wanted; when they only judge, while a policy
+# learns, the slope with respect to their input is enough, and the gradients of the weights, a third
+# of all products, are never computed. So the pass writes the gradients into `slots`, layers of the
+# same shapes, if you give it any. It stops at the outputs of the first layer: from there
+# $\delta\, W^\top$ leads to the inputs, and whoever wants it can take the columns that it needs.
+#
+# If there is one output, the first step back needs no product: each row of the new $\delta$ is the
+# weights of the open units, times a number. The last room is where this is worked out, since nobody
+# needs what was there any more: memory that was used a moment ago is the fastest.
 #
 # By hand: let the loss be the sum of all outputs, so $\delta = 1$. The second example has ReLU
 # shut. For the first, the slope with respect to $x$ is $(1, 1)$ in the first member and $(2, 2)$
@@ -178,33 +220,34 @@ assert forward_pass(x, unpack(rows[1], SIZES))[0].tolist() == [[1.5], [0.0]]  # 
 #| export
 def backward_pass(
     delta: Tensor,  # (..., batch, outputs), the slope of the loss at the outputs
-    kept: list[Tensor],
-    layers: Layers,
-    slots: Layers | None = None,
-    wants_x: bool = False,
+    x: Tensor,  # (..., batch, inputs + 1)
+    rooms: list[Room],
+    layers: list[Layer],
+    slots: list[Layer] | None = None,
 ) -> Tensor:
-    """Write the slopes of the weights into the slots; return those at x if they are wanted."""
+    """Write slopes of weights into the slots; return those at the first layer; use up the rooms."""
     multiply: Callable[..., Tensor] = torch.mm if delta.ndim == 2 else torch.bmm
-    last = len(layers) - 1
+    shut = torch.ops.aten.threshold_backward.grad_input  # zero where ReLU was shut
+    inputs, last = [x, *(room.full for room in rooms)], len(layers) - 1
     for i in range(last, -1, -1):
-        weight = layers[i][0]
-        if slots:
-            slot, bias_slot = slots[i]
-            if i == last:  # a few columns: quicker as rows
-                multiply(delta.mT, kept[i], out=slot.mT)
-            else:
-                multiply(kept[i].mT, delta, out=slot)
-            torch.sum(delta, dim=-2, keepdim=True, out=bias_slot)
-        if i or wants_x:
-            delta = delta * weight.mT if delta.shape[-1] == 1 else multiply(delta, weight.mT)
-        if i:  # where ReLU was shut, nothing passes
-            shut = torch.ops.aten.threshold_backward.grad_input
-            shut(delta, kept[i], 0, grad_input=delta)
+        if slots and i == last:  # a few columns: quicker as rows
+            multiply(delta.mT, inputs[i], out=slots[i].matrix.mT)
+        elif slots:
+            multiply(inputs[i].mT, delta, out=slots[i].matrix)
+        if i == 0:
+            break
+        back, out = layers[i].weight.mT, rooms[i - 1].out
+        if delta.shape[-1] == 1:
+            delta = shut(back.expand_as(out), out, 0, grad_input=out).mul_(delta)
+        else:
+            delta = multiply(delta, back)
+            shut(delta, out, 0, grad_input=delta)
     return delta
 
 # %%
 slopes = torch.empty_like(rows)
-slope_x = backward_pass(torch.ones_like(out), kept, unpack(rows, SIZES), unpack(slopes, SIZES), True)
+delta = backward_pass(torch.ones_like(out), x, rooms, layers, unpack(slopes, SIZES))
+slope_x = torch.bmm(delta, layers[0].weight.mT)
 assert slope_x[0].tolist() == [[1.0, 1.0], [0.0, 0.0]]
 assert slope_x[1].tolist() == [[2.0, 2.0], [0.0, 0.0]]
 assert slopes[1].tolist() == [1.0, 0.5, 2.0, 0.75, 2.0]
@@ -222,21 +265,25 @@ class EnsembleFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weights: Tensor, sizes: Sizes) -> Tensor:
-        """Run all members on the same inputs."""
-        out, kept = forward_pass(x, unpack(weights, sizes))
-        ctx.save_for_backward(weights, *kept)
+        """Run all members on the same inputs (batch, inputs), in rooms of their own."""
+        layers, seen = unpack(weights, sizes), with_ones(x).expand(len(weights), -1, -1)
+        rooms = make_rooms(layers, len(x))
+        ctx.save_for_backward(weights, seen, *(room.full for room in rooms))
         ctx.sizes = sizes
-        return out
+        return forward_pass(seen, layers, rooms)
 
     @staticmethod
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:
         """Return the slopes with respect to inputs and weights, but for those nobody wants."""
-        weights, *kept = ctx.saved_tensors
+        weights, seen, *filled = ctx.saved_tensors
         wants_x, wants_weights = ctx.needs_input_grad[:2]
+        filled = [*filled[:-1], *(full.clone() for full in filled[-1:])]  # autograd may come again
+        layers, rooms = unpack(weights, ctx.sizes), [Room(full, full[..., :-1]) for full in filled]
         gradient = torch.empty_like(weights) if wants_weights else None
         slots = None if gradient is None else unpack(gradient, ctx.sizes)
-        slope = backward_pass(delta, kept, unpack(weights, ctx.sizes), slots, wants_x)
-        return (slope.sum(dim=0) if wants_x else None), gradient, None
+        delta = backward_pass(delta, seen, rooms, layers, slots)
+        slope_x = torch.bmm(delta, layers[0].weight.mT).sum(dim=0) if wants_x else None
+        return slope_x, gradient, None
 
 # %% [markdown]
 # That the passes are right for any sizes is checked against finite differences:
@@ -254,88 +301,127 @@ assert torch.autograd.gradcheck(EnsembleFunction.apply, (pair[0], pair[1].requir
 # wide, something else counts: the numbers on the way, 256 × 256 for each member and layer, no longer
 # fit into the fast part of the processor's memory if all members go through a layer before any of
 # them goes on. Then it is quicker to take one member from start to end, and then the next. So an
-# ensemble cuts its rows into groups: all members together, or each alone if they are wide or few.
-# Views are made once, not in each pass.
+# ensemble cuts its rows into groups: all members together, or each alone if they are wide.
 #
-# For the same reason a group that learns goes forward and back before the next one starts, if its
-# loss does not depend on what the others say: `learn` is told how to find the slope from the outputs.
+# For the same reason rooms are shared: by groups that go there and back one after the other, and by
+# ensembles that belong together, such as critics and their targets. Who needs what a pass left while
+# others go on asks for another `place`.
 
 # %%
 #| export
-Slope = Callable[[Tensor], Tensor]  # from outputs (..., batch, outputs) to a slope there
+class Rooms:
+    """Rooms that networks share: what a pass leaves there stays until the next one."""
 
+    def __init__(self) -> None:
+        self.made: dict[Any, list[Room]] = {}
 
-class Groups:
-    """Rows of weights as the networks that go through the passes together."""
+    def take(self, layers: list[Layer], batch: int, place: int = 0) -> list[Room]:
+        """Return the rooms at a place for these layers and a batch of this size."""
+        first = layers[0].matrix
+        widths = tuple(layer.matrix.shape[-1] for layer in layers[:-1])
+        key = batch, place, widths, first.shape[:-2], first.dtype, first.device
+        if key not in self.made:
+            if len(self.made) > 63:  # sizes came and went: start anew
+                self.made.clear()
+            with torch.inference_mode(False):  # they outlive an evaluation
+                self.made[key] = make_rooms(layers, batch)
+        return self.made[key]
+
+# %%
+shared = Rooms()
+assert shared.take(layers, batch=4) is shared.take(layers, batch=4)
+assert shared.take(layers, batch=4) is not shared.take(layers, batch=4, place=1)
+
+# %% [markdown]
+# On the way back each group finds its part of what the forward pass left, the *trace*.
+
+# %%
+#| export
+class Trace(NamedTuple):
+    """What the way back needs."""
+
+    x: Tensor  # (..., batch, inputs + 1)
+    rooms: list[list[Room]]  # of each group
+
+    def after(self, rows: int) -> "Trace":
+        """Return the batch without its first rows."""
+        rooms = [[Room(*(part[..., rows:, :] for part in room)) for room in g] for g in self.rooms]
+        return Trace(self.x[..., rows:, :], rooms)
+
+# %% [markdown]
+# The views of weights and gradient are made once, and anew if the weights move in memory, for
+# example to another device.
+
+# %%
+#| export
+class Views:
+    """Weights and gradient as layers of the groups that go through the passes together."""
 
     def __init__(self, weights: Tensor, sizes: Sizes) -> None:
+        self.sizes, self.where = sizes, weights.data_ptr()
         widest = max(outputs for _, outputs in sizes)
-        self.apart = len(weights) < 3 or widest >= 128  # few or wide: found by timing both ways
-        rows = weights.detach()
-        self.layers = [unpack(part, sizes) for part in (rows.unbind() if self.apart else [rows])]
+        self.apart = len(weights) == 1 or widest >= 128  # found by timing both ways
+        self.gradient = torch.zeros_like(weights)
+        self.layers, self.slots = self.cut(weights), self.cut(self.gradient)
 
-    def chosen(self, members: list[int]) -> list[Layers]:
+    def cut(self, rows: Tensor) -> list[list[Layer]]:
+        """View rows of weights as the layers of each group."""
+        return [unpack(group, self.sizes) for group in (rows.unbind() if self.apart else [rows])]
+
+    def chosen(self, members: list[int]) -> list[list[Layer]]:
         """Return the layers of some members."""
         if self.apart:
             return [self.layers[member] for member in members]
-        return [[(weight[members], bias[members]) for weight, bias in self.layers[0]]]
+        matrices = [layer.matrix[members] for layer in self.layers[0]]
+        return [[Layer(matrix, matrix[..., :-1, :]) for matrix in matrices]]
+
+    def inputs(self, columns: tuple[Tensor, ...], members: int | None = None) -> Tensor:
+        """Return the inputs with ones: as they are, or the same for each member."""
+        x = with_ones(*columns)
+        return x if self.apart else x.expand(members or len(self.gradient), *x.shape)
 
     def join(self, outputs: list[Tensor]) -> Tensor:
         """Return what the groups said as (members, batch, outputs)."""
         return torch.stack(outputs) if self.apart else outputs[0]
 
-    def forward(self, x: Tensor) -> tuple[Tensor, list[list[Tensor]]]:
-        """Return the outputs (members, batch, outputs) and what each group kept."""
-        passes = [forward_pass(x, layers) for layers in self.layers]
-        return self.join([out for out, _ in passes]), [kept for _, kept in passes]
-
-    def backward(
-        self, delta: Tensor, kept: list[list[Tensor]], slots: "Groups | None" = None
+    def go_back(
+        self, delta: Tensor, trace: Trace, slots: list[list[Layer]] | None = None
     ) -> list[Tensor]:
-        """Write the slopes of the weights into the slots, or return those at the inputs."""
-        deltas = delta.unbind() if self.apart else [delta]
-        wanted = slots.layers if slots else [None] * len(deltas)
-        passes = zip(deltas, kept, self.layers, wanted, strict=True)
-        return [backward_pass(*each, wants_x=slots is None) for each in passes]
-
-    def learn(self, x: Tensor, slope: Slope, slots: "Groups") -> Tensor:
-        """Write the slopes of the weights into the slots, group by group; return the outputs."""
-        outputs = []
-        for layers, wanted in zip(self.layers, slots.layers, strict=True):
-            out, kept = forward_pass(x, layers)
-            backward_pass(slope(out), kept, layers, wanted)
-            outputs.append(out)
-        return self.join(outputs)
+        """Take all groups back, from a slope at the outputs to the slopes at the first layers."""
+        reached = []
+        for i, slope in enumerate(delta.unbind() if self.apart else [delta]):
+            wanted = slots[i] if slots else None
+            reached.append(backward_pass(slope, trace.x, trace.rooms[i], self.layers[i], wanted))
+        return reached
 
 # %% [markdown]
 # ## The module
 #
-# `Ensemble` owns the matrix, and a second one for the gradient. Weights start as those of
-# `nn.Linear` do, uniform within $1/\sqrt{\text{inputs}}$. `outputs` is for autograd, and computes
-# only the `chosen` members if you name some; `values` does the same without autograd. `learn` finds
-# the gradient of a loss; `run` and the two kinds of slopes are for going through by hand.
+# `Ensemble` owns the matrix of weights. They start as those of `nn.Linear` do, uniform within
+# $1/\sqrt{\text{inputs}}$. `outputs` is for autograd, and computes only the `chosen` members if you
+# name some; `values` does the same without autograd, and takes inputs that stand side by side, such
+# as an observation and an action, as they are.
 
 # %%
 #| export
-class Ensemble(nn.Module):
+class WeightRows(nn.Module):
     """Networks of the same widths side by side; the weights of each are a row of one matrix."""
 
     def __init__(self, widths: tuple[int, ...], members: int) -> None:
         super().__init__()
+        self.rooms = Rooms()  # another ensemble may have the same ones
         self.sizes: Sizes = tuple(pairwise(widths))
         bounds = [(1 / math.sqrt(n), (n + 1) * m) for n, m in self.sizes]
         rows = [torch.empty(members, count).uniform_(-bound, bound) for bound, count in bounds]
         self.weights = nn.Parameter(torch.cat(rows, dim=1))  # (members, weights of one)
-        self.views: tuple[int, Tensor, Groups, Groups] | None = None
+        self.made: Views | None = None
 
-    def groups(self) -> tuple[Tensor, Groups, Groups]:
-        """Return the gradient, and views of weights and gradient, made anew if they moved."""
-        where = self.weights.data_ptr()
-        if self.views is None or self.views[0] != where:
-            gradient = torch.zeros_like(self.weights.detach())
-            views = Groups(self.weights, self.sizes), Groups(gradient, self.sizes)
-            self.views = where, gradient, *views
-        return self.views[1:]
+    def views(self) -> Views:
+        """Return views of weights and gradient, made anew if the weights moved."""
+        if self.made is None or self.made.where != self.weights.data_ptr():
+            with torch.inference_mode(False):  # they outlive an evaluation
+                self.made = Views(self.weights.detach(), self.sizes)
+        return self.made
 
     def outputs(self, x: Tensor, chosen: Tensor | None = None, learn: bool = True) -> Tensor:
         """Return the outputs (members, batch, outputs); without `learn` the weights are fixed."""
@@ -343,37 +429,62 @@ class Ensemble(nn.Module):
         weights = weights if chosen is None else weights[chosen]
         return EnsembleFunction.apply(x, weights, self.sizes)
 
-    @torch.no_grad()
-    def values(self, x: Tensor, chosen: Tensor | None = None) -> Tensor:
-        """Return the outputs of all or the chosen members, and keep nothing."""
-        groups = self.groups()[1]
-        layers = groups.layers if chosen is None else groups.chosen(chosen.tolist())
-        return groups.join([forward_pass(x, group)[0] for group in layers])
+    def values(self, *columns: Tensor, chosen: Tensor | None = None) -> Tensor:
+        """Return the outputs of all or the chosen members for columns (batch, ...)."""
+        views = self.views()
+        layers = views.layers if chosen is None else views.chosen(chosen.tolist())
+        x = views.inputs(columns, None if chosen is None else len(chosen))
+        rooms = [self.rooms.take(group, len(columns[0])) for group in layers]
+        passes = zip(layers, rooms, strict=True)
+        return views.join([forward_pass(x, *each) for each in passes])
 
-    @torch.no_grad()
-    def learn(self, x: Tensor, slope: Slope) -> Tensor:
+# %% [markdown]
+# `learn` finds the gradient of a loss. If the loss of a member does not depend on what the others
+# say, a group can go forward and back before the next one starts, in the same rooms: so `learn` is
+# told how to find the slope from the outputs. `run` and the two kinds of slopes go there and back
+# separately, for all that lies between, and each group has a place of its own. What `run` left is
+# used up by the way back, or lost with the next pass through the same rooms.
+
+# %%
+#| export
+Slope = Callable[[Tensor], Tensor]  # from outputs (..., batch, outputs) to a slope there
+
+
+class Ensemble(WeightRows):
+    """Rows of weights whose gradient is found by hand."""
+
+    def learn(self, slope: Slope, *columns: Tensor) -> Tensor:
         """Find the gradient of a loss with this slope at the outputs, and return those."""
-        gradient, weights, slots = self.groups()
-        self.weights.grad = gradient
-        return weights.learn(x, slope, slots)
+        views, outputs, batch = self.views(), [], len(columns[0])
+        x = views.inputs(columns)
+        for layers, slots in zip(views.layers, views.slots, strict=True):
+            rooms = self.rooms.take(layers, batch)
+            outputs.append(forward_pass(x, layers, rooms))
+            backward_pass(slope(outputs[-1]), x, rooms, layers, slots)
+        self.weights.grad = views.gradient
+        return views.join(outputs)
 
-    @torch.no_grad()
-    def run(self, x: Tensor) -> tuple[Tensor, list[list[Tensor]]]:
+    def run(self, *columns: Tensor) -> tuple[Tensor, Trace]:
         """Return the outputs, and what the way back needs."""
-        return self.groups()[1].forward(x)
+        views, batch = self.views(), len(columns[0])
+        x, groups = views.inputs(columns), views.layers
+        rooms = [self.rooms.take(layers, batch, place) for place, layers in enumerate(groups)]
+        passes = zip(groups, rooms, strict=True)
+        return views.join([forward_pass(x, *each) for each in passes]), Trace(x, rooms)
 
-    @torch.no_grad()
-    def weight_slopes(self, delta: Tensor, kept: list[list[Tensor]]) -> Tensor:
+    def weight_slopes(self, delta: Tensor, trace: Trace) -> Tensor:
         """Return the slopes at the weights, in a tensor that the next call writes over."""
-        gradient, weights, slots = self.groups()
-        weights.backward(delta, kept, slots)
-        return gradient
+        views = self.views()
+        views.go_back(delta, trace, views.slots)
+        return views.gradient
 
-    @torch.no_grad()
-    def input_slopes(self, delta: Tensor, kept: list[list[Tensor]]) -> Tensor:
-        """Return the slopes (batch, inputs) at the inputs, summed over members."""
-        slopes = self.groups()[1].backward(delta, kept)
-        return sum(slopes[1:], slopes[0]) if slopes[0].ndim == 2 else slopes[0].sum(dim=0)
+    def input_slopes(self, delta: Tensor, trace: Trace, columns: slice = slice(None)) -> Tensor:
+        """Return the slopes (batch, columns) at columns of the inputs, summed over members."""
+        views = self.views()
+        weights = [layers[0].weight[..., columns, :].mT for layers in views.layers]
+        reached = zip(views.go_back(delta, trace), weights, strict=True)
+        slopes = [slope @ weight for slope, weight in reached]
+        return sum(slopes[1:], slopes[0]) if views.apart else slopes[0].sum(dim=0)
 
 # %%
 for widths in ((5, 8, 8, 1), (5, 128, 128, 1)):  # together, and one by one
@@ -382,11 +493,11 @@ for widths in ((5, 8, 8, 1), (5, 128, 128, 1)):  # together, and one by one
     assert ensemble.outputs(x).shape == (3, 6, 1)
     few = torch.tensor([2, 0])
     torch.testing.assert_close(ensemble.outputs(x, few), ensemble.outputs(x)[few])
-    torch.testing.assert_close(ensemble.values(x, few), ensemble.outputs(x)[few].detach())
+    torch.testing.assert_close(ensemble.values(x, chosen=few), ensemble.outputs(x)[few].detach())
     ensemble.outputs(x).square().sum().backward()
-    expected, (out, kept) = ensemble.weights.grad, ensemble.run(x)
-    torch.testing.assert_close(ensemble.weight_slopes(2 * out, kept), expected)
-    torch.testing.assert_close(ensemble.learn(x, lambda out: 2 * out), out)
+    expected, (out, trace) = ensemble.weights.grad, ensemble.run(x[:, :2], x[:, 2:])
+    torch.testing.assert_close(ensemble.weight_slopes(2 * out, trace), expected)
+    torch.testing.assert_close(ensemble.learn(lambda out: 2 * out, x), out)
     torch.testing.assert_close(ensemble.weights.grad, expected)
 
 # %% [markdown]
@@ -399,7 +510,7 @@ for widths in ((5, 8, 8, 1), (5, 128, 128, 1)):  # together, and one by one
 # %%
 def ensemble_gradient(ensemble: Ensemble, x: torch.Tensor) -> None:
     """Find the gradient of the sum of squares of all outputs, all members at once."""
-    ensemble.learn(x, lambda out: 2 * out)
+    ensemble.learn(lambda out: 2 * out, x)
 
 
 MEMBERS, x = (1, 2, 5, 10, 20), torch.randn(BATCH, WIDTHS[0])
@@ -459,8 +570,9 @@ plt.show()
 # last layers hardly count: they have 1,024 and 256 of 66,816 weights.
 #
 # ```python
-# (first, _), (middle, _), (last, _) = unpack(torch.zeros(1, 67_329), ((4, 256), (256, 256), (256, 1)))
-# assert middle.numel() / (first.numel() + middle.numel() + last.numel()) > 0.98
+# layers = unpack(torch.zeros(1, 67_329), ((4, 256), (256, 256), (256, 1)))
+# first, middle, last = [layer.weight.numel() for layer in layers]
+# assert middle / (first + middle + last) > 0.98
 # ```
 #
 # </details>
@@ -471,9 +583,9 @@ plt.show()
 
 # %%
 def buggy_slope(x: torch.Tensor, weights: torch.Tensor, sizes: Sizes) -> torch.Tensor:
-    (first, _), (last, _) = unpack(weights, sizes)
-    delta = torch.ones(len(weights), len(x), 1) * last.mT
-    return torch.bmm(delta, first.mT).sum(dim=0)
+    first, last = unpack(weights, sizes)
+    delta = torch.ones(len(weights), len(x), 1) * last.weight.mT
+    return torch.bmm(delta, first.weight.mT).sum(dim=0)
 
 
 for example in ([[0.5, 0.25]], [[0.5, -1.0]]):
@@ -491,10 +603,10 @@ for example in ([[0.5, 0.25]], [[0.5, -1.0]]):
 #
 # ```python
 # def buggy_slope(x: torch.Tensor, weights: torch.Tensor, sizes: Sizes) -> torch.Tensor:
-#     (first, _), (last, _) = unpack(weights, sizes)
-#     hidden = forward_pass(x, unpack(weights, sizes))[1][1]
-#     delta = torch.ones(len(weights), len(x), 1) * last.mT * (hidden > 0)
-#     return torch.bmm(delta, first.mT).sum(dim=0)
+#     first, last = unpack(weights, sizes)
+#     hidden = with_ones(x) @ first.matrix  # before ReLU
+#     delta = torch.ones(len(weights), len(x), 1) * last.weight.mT * (hidden > 0)
+#     return torch.bmm(delta, first.weight.mT).sum(dim=0)
 #
 # assert buggy_slope(torch.tensor([[0.5, -1.0]]), rows, SIZES).tolist() == [[0.0, 0.0]]
 # ```
@@ -502,20 +614,22 @@ for example in ([[0.5, 0.25]], [[0.5, -1.0]]):
 # </details>
 
 # %% [markdown]
-# **Exercise 4.** Adding the bias is a pass over memory of its own. Could you do without biases by
-# giving every layer's input a last column of ones? What would it cost?
+# **Exercise 4.** Why does the column of ones survive ReLU, pass after pass, and why may the way back
+# leave it out?
 #
 # <details>
 # <summary>Solution</summary>
 #
-# Yes: the bias becomes the last row of the weights, and its gradient comes with $x^\top\delta$. But
-# the column has to be written into every $x$, and 257 is an awkward width for a processor that
-# multiplies eight or sixteen numbers at a time.
+# ReLU and the product both write into `room.out`, which ends before the last column. The ones do not
+# depend on anything, so no slope has to go through them: $\delta W^\top$ takes the weights without
+# their last row. What they multiply, the bias, does get its slope, in $x^\top \delta$.
 #
 # ```python
-# h, weight, bias = torch.randn(4, 3), torch.randn(3, 2), torch.randn(2)
-# with_ones = torch.cat([h, torch.ones(4, 1)], dim=1)
-# torch.testing.assert_close(with_ones @ torch.cat([weight, bias[None]]), h @ weight + bias)
+# ensemble = Ensemble((3, 8, 8, 1), members=2)
+# _, trace = ensemble.run(torch.randn(4, 3))
+# assert all((room.full[..., -1] == 1).all() for group in trace.rooms for room in group)
+# slopes = ensemble.weight_slopes(torch.ones(2, 4, 1), trace)
+# assert (slopes[:, -1] == 4).all()  # the last bias of each member: one for each of four examples
 # ```
 #
 # </details>
@@ -528,7 +642,7 @@ for example in ([[0.5, 0.25]], [[0.5, -1.0]]):
 #
 # critics = Ensemble((14, 256, 256, 1), members=10)
 # critics.outputs(x)                             # (10, batch, 1), for autograd
-# critics.learn(x, lambda out: 2 * (out - y))    # y is (batch, 1); leaves the gradient of the
+# critics.learn(lambda out: 2 * (out - y), x)    # y is (batch, 1); leaves the gradient of the
 #                                                # squared errors
 # ```
 #

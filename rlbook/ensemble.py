@@ -3,74 +3,107 @@
 __all__ = [
     "Ensemble",
     "EnsembleFunction",
-    "Groups",
-    "Layers",
+    "Layer",
+    "Room",
+    "Rooms",
     "Sizes",
     "Slope",
+    "Trace",
+    "Views",
+    "WeightRows",
     "backward_pass",
     "forward_pass",
+    "make_rooms",
     "unpack",
+    "with_ones",
 ]
 
 # %% book/ensemble.py · Ensembles: several networks as one
 import math
 from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 # %% book/ensemble.py · One matrix for all weights
 Sizes = tuple[tuple[int, int], ...]  # inputs and outputs of each layer
-Layers = list[tuple[Tensor, Tensor]]  # weight (..., inputs, outputs) and bias (..., 1, outputs)
 
 
-def unpack(weights: Tensor, sizes: Sizes) -> Layers:
+class Layer(NamedTuple):
+    """A view of the numbers of one layer."""
+
+    matrix: Tensor  # (..., inputs + 1, outputs), the bias as the last row
+    weight: Tensor  # (..., inputs, outputs), the same without the bias
+
+
+def unpack(weights: Tensor, sizes: Sizes) -> list[Layer]:
     """View a row of weights, or a matrix with a row for each member, as layers."""
-    counts = [count for inputs, outputs in sizes for count in (inputs * outputs, outputs)]
-    parts = iter(weights.split(counts, dim=-1))
-    return [(next(parts).unflatten(-1, size), next(parts).unsqueeze(-2)) for size in sizes]
+    shapes = [(inputs + 1, outputs) for inputs, outputs in sizes]
+    parts = weights.split([rows * columns for rows, columns in shapes], dim=-1)
+    matrices = [part.unflatten(-1, shape) for part, shape in zip(parts, shapes, strict=True)]
+    return [Layer(matrix, matrix[..., :-1, :]) for matrix in matrices]
+
+
+def with_ones(*columns: Tensor) -> Tensor:
+    """Put tensors (batch, ...) side by side, and a column of ones beside them."""
+    return torch.cat([*columns, columns[0].new_ones(len(columns[0]), 1)], dim=1)
 
 
 # %% book/ensemble.py · Forward
-def forward_pass(x: Tensor, layers: Layers) -> tuple[Tensor, list[Tensor]]:
-    """Return outputs (..., batch, outputs) for x (batch, inputs), and the layers' inputs."""
-    apart = layers[0][0].ndim == 2  # one network, without a dimension for members
-    multiply: Callable[..., Tensor] = torch.mm if apart else torch.bmm
-    out = x if apart else x.expand(len(layers[0][0]), *x.shape)  # not copied
-    kept: list[Tensor] = []
-    for weight, bias in layers:
-        kept.append(out.relu_() if kept else out)
-        out = multiply(kept[-1], weight).add_(bias)
-    return out, kept
+class Room(NamedTuple):
+    """Where a layer writes what it puts out."""
+
+    full: Tensor  # (..., batch, width + 1), the last column all ones
+    out: Tensor  # (..., batch, width), the same without the ones
+
+
+def make_rooms(layers: list[Layer], batch: int) -> list[Room]:
+    """Make room for what all layers but the last put out."""
+    rooms = []
+    for matrix, _ in layers[:-1]:
+        *members, _, width = matrix.shape
+        aligned = 16 * math.ceil((width + 1) / 16)  # each row starts where memory is read quickly
+        full = matrix.new_ones(*members, batch, aligned)[..., : width + 1]
+        rooms.append(Room(full, full[..., :-1]))
+    return rooms
+
+
+def forward_pass(x: Tensor, layers: list[Layer], rooms: list[Room]) -> Tensor:
+    """Return the outputs (..., batch, outputs) for x (..., batch, inputs + 1), ones included."""
+    multiply: Callable[..., Tensor] = torch.mm if x.ndim == 2 else torch.bmm
+    for layer, room in zip(layers[:-1], rooms, strict=True):
+        multiply(x, layer.matrix, out=room.out).relu_()
+        x = room.full
+    return multiply(x, layers[-1].matrix)
 
 
 # %% book/ensemble.py · Backward
 def backward_pass(
     delta: Tensor,  # (..., batch, outputs), the slope of the loss at the outputs
-    kept: list[Tensor],
-    layers: Layers,
-    slots: Layers | None = None,
-    wants_x: bool = False,
+    x: Tensor,  # (..., batch, inputs + 1)
+    rooms: list[Room],
+    layers: list[Layer],
+    slots: list[Layer] | None = None,
 ) -> Tensor:
-    """Write the slopes of the weights into the slots; return those at x if they are wanted."""
+    """Write slopes of weights into the slots; return those at the first layer; use up the rooms."""
     multiply: Callable[..., Tensor] = torch.mm if delta.ndim == 2 else torch.bmm
-    last = len(layers) - 1
+    shut = torch.ops.aten.threshold_backward.grad_input  # zero where ReLU was shut
+    inputs, last = [x, *(room.full for room in rooms)], len(layers) - 1
     for i in range(last, -1, -1):
-        weight = layers[i][0]
-        if slots:
-            slot, bias_slot = slots[i]
-            if i == last:  # a few columns: quicker as rows
-                multiply(delta.mT, kept[i], out=slot.mT)
-            else:
-                multiply(kept[i].mT, delta, out=slot)
-            torch.sum(delta, dim=-2, keepdim=True, out=bias_slot)
-        if i or wants_x:
-            delta = delta * weight.mT if delta.shape[-1] == 1 else multiply(delta, weight.mT)
-        if i:  # where ReLU was shut, nothing passes
-            shut = torch.ops.aten.threshold_backward.grad_input
-            shut(delta, kept[i], 0, grad_input=delta)
+        if slots and i == last:  # a few columns: quicker as rows
+            multiply(delta.mT, inputs[i], out=slots[i].matrix.mT)
+        elif slots:
+            multiply(inputs[i].mT, delta, out=slots[i].matrix)
+        if i == 0:
+            break
+        back, out = layers[i].weight.mT, rooms[i - 1].out
+        if delta.shape[-1] == 1:
+            delta = shut(back.expand_as(out), out, 0, grad_input=out).mul_(delta)
+        else:
+            delta = multiply(delta, back)
+            shut(delta, out, 0, grad_input=delta)
     return delta
 
 
@@ -80,90 +113,119 @@ class EnsembleFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weights: Tensor, sizes: Sizes) -> Tensor:
-        """Run all members on the same inputs."""
-        out, kept = forward_pass(x, unpack(weights, sizes))
-        ctx.save_for_backward(weights, *kept)
+        """Run all members on the same inputs (batch, inputs), in rooms of their own."""
+        layers, seen = unpack(weights, sizes), with_ones(x).expand(len(weights), -1, -1)
+        rooms = make_rooms(layers, len(x))
+        ctx.save_for_backward(weights, seen, *(room.full for room in rooms))
         ctx.sizes = sizes
-        return out
+        return forward_pass(seen, layers, rooms)
 
     @staticmethod
     def backward(ctx: Any, delta: Tensor) -> tuple[Tensor | None, ...]:
         """Return the slopes with respect to inputs and weights, but for those nobody wants."""
-        weights, *kept = ctx.saved_tensors
+        weights, seen, *filled = ctx.saved_tensors
         wants_x, wants_weights = ctx.needs_input_grad[:2]
+        filled = [*filled[:-1], *(full.clone() for full in filled[-1:])]  # autograd may come again
+        layers, rooms = unpack(weights, ctx.sizes), [Room(full, full[..., :-1]) for full in filled]
         gradient = torch.empty_like(weights) if wants_weights else None
         slots = None if gradient is None else unpack(gradient, ctx.sizes)
-        slope = backward_pass(delta, kept, unpack(weights, ctx.sizes), slots, wants_x)
-        return (slope.sum(dim=0) if wants_x else None), gradient, None
+        delta = backward_pass(delta, seen, rooms, layers, slots)
+        slope_x = torch.bmm(delta, layers[0].weight.mT).sum(dim=0) if wants_x else None
+        return slope_x, gradient, None
 
 
 # %% book/ensemble.py · Together or one by one
-Slope = Callable[[Tensor], Tensor]  # from outputs (..., batch, outputs) to a slope there
+class Rooms:
+    """Rooms that networks share: what a pass leaves there stays until the next one."""
+
+    def __init__(self) -> None:
+        self.made: dict[Any, list[Room]] = {}
+
+    def take(self, layers: list[Layer], batch: int, place: int = 0) -> list[Room]:
+        """Return the rooms at a place for these layers and a batch of this size."""
+        first = layers[0].matrix
+        widths = tuple(layer.matrix.shape[-1] for layer in layers[:-1])
+        key = batch, place, widths, first.shape[:-2], first.dtype, first.device
+        if key not in self.made:
+            if len(self.made) > 63:  # sizes came and went: start anew
+                self.made.clear()
+            with torch.inference_mode(False):  # they outlive an evaluation
+                self.made[key] = make_rooms(layers, batch)
+        return self.made[key]
 
 
-class Groups:
-    """Rows of weights as the networks that go through the passes together."""
+class Trace(NamedTuple):
+    """What the way back needs."""
+
+    x: Tensor  # (..., batch, inputs + 1)
+    rooms: list[list[Room]]  # of each group
+
+    def after(self, rows: int) -> "Trace":
+        """Return the batch without its first rows."""
+        rooms = [[Room(*(part[..., rows:, :] for part in room)) for room in g] for g in self.rooms]
+        return Trace(self.x[..., rows:, :], rooms)
+
+
+class Views:
+    """Weights and gradient as layers of the groups that go through the passes together."""
 
     def __init__(self, weights: Tensor, sizes: Sizes) -> None:
+        self.sizes, self.where = sizes, weights.data_ptr()
         widest = max(outputs for _, outputs in sizes)
-        self.apart = len(weights) < 3 or widest >= 128  # few or wide: found by timing both ways
-        rows = weights.detach()
-        self.layers = [unpack(part, sizes) for part in (rows.unbind() if self.apart else [rows])]
+        self.apart = len(weights) == 1 or widest >= 128  # found by timing both ways
+        self.gradient = torch.zeros_like(weights)
+        self.layers, self.slots = self.cut(weights), self.cut(self.gradient)
 
-    def chosen(self, members: list[int]) -> list[Layers]:
+    def cut(self, rows: Tensor) -> list[list[Layer]]:
+        """View rows of weights as the layers of each group."""
+        return [unpack(group, self.sizes) for group in (rows.unbind() if self.apart else [rows])]
+
+    def chosen(self, members: list[int]) -> list[list[Layer]]:
         """Return the layers of some members."""
         if self.apart:
             return [self.layers[member] for member in members]
-        return [[(weight[members], bias[members]) for weight, bias in self.layers[0]]]
+        matrices = [layer.matrix[members] for layer in self.layers[0]]
+        return [[Layer(matrix, matrix[..., :-1, :]) for matrix in matrices]]
+
+    def inputs(self, columns: tuple[Tensor, ...], members: int | None = None) -> Tensor:
+        """Return the inputs with ones: as they are, or the same for each member."""
+        x = with_ones(*columns)
+        return x if self.apart else x.expand(members or len(self.gradient), *x.shape)
 
     def join(self, outputs: list[Tensor]) -> Tensor:
         """Return what the groups said as (members, batch, outputs)."""
         return torch.stack(outputs) if self.apart else outputs[0]
 
-    def forward(self, x: Tensor) -> tuple[Tensor, list[list[Tensor]]]:
-        """Return the outputs (members, batch, outputs) and what each group kept."""
-        passes = [forward_pass(x, layers) for layers in self.layers]
-        return self.join([out for out, _ in passes]), [kept for _, kept in passes]
-
-    def backward(
-        self, delta: Tensor, kept: list[list[Tensor]], slots: "Groups | None" = None
+    def go_back(
+        self, delta: Tensor, trace: Trace, slots: list[list[Layer]] | None = None
     ) -> list[Tensor]:
-        """Write the slopes of the weights into the slots, or return those at the inputs."""
-        deltas = delta.unbind() if self.apart else [delta]
-        wanted = slots.layers if slots else [None] * len(deltas)
-        passes = zip(deltas, kept, self.layers, wanted, strict=True)
-        return [backward_pass(*each, wants_x=slots is None) for each in passes]
-
-    def learn(self, x: Tensor, slope: Slope, slots: "Groups") -> Tensor:
-        """Write the slopes of the weights into the slots, group by group; return the outputs."""
-        outputs = []
-        for layers, wanted in zip(self.layers, slots.layers, strict=True):
-            out, kept = forward_pass(x, layers)
-            backward_pass(slope(out), kept, layers, wanted)
-            outputs.append(out)
-        return self.join(outputs)
+        """Take all groups back, from a slope at the outputs to the slopes at the first layers."""
+        reached = []
+        for i, slope in enumerate(delta.unbind() if self.apart else [delta]):
+            wanted = slots[i] if slots else None
+            reached.append(backward_pass(slope, trace.x, trace.rooms[i], self.layers[i], wanted))
+        return reached
 
 
 # %% book/ensemble.py · The module
-class Ensemble(nn.Module):
+class WeightRows(nn.Module):
     """Networks of the same widths side by side; the weights of each are a row of one matrix."""
 
     def __init__(self, widths: tuple[int, ...], members: int) -> None:
         super().__init__()
+        self.rooms = Rooms()  # another ensemble may have the same ones
         self.sizes: Sizes = tuple(pairwise(widths))
         bounds = [(1 / math.sqrt(n), (n + 1) * m) for n, m in self.sizes]
         rows = [torch.empty(members, count).uniform_(-bound, bound) for bound, count in bounds]
         self.weights = nn.Parameter(torch.cat(rows, dim=1))  # (members, weights of one)
-        self.views: tuple[int, Tensor, Groups, Groups] | None = None
+        self.made: Views | None = None
 
-    def groups(self) -> tuple[Tensor, Groups, Groups]:
-        """Return the gradient, and views of weights and gradient, made anew if they moved."""
-        where = self.weights.data_ptr()
-        if self.views is None or self.views[0] != where:
-            gradient = torch.zeros_like(self.weights.detach())
-            views = Groups(self.weights, self.sizes), Groups(gradient, self.sizes)
-            self.views = where, gradient, *views
-        return self.views[1:]
+    def views(self) -> Views:
+        """Return views of weights and gradient, made anew if the weights moved."""
+        if self.made is None or self.made.where != self.weights.data_ptr():
+            with torch.inference_mode(False):  # they outlive an evaluation
+                self.made = Views(self.weights.detach(), self.sizes)
+        return self.made
 
     def outputs(self, x: Tensor, chosen: Tensor | None = None, learn: bool = True) -> Tensor:
         """Return the outputs (members, batch, outputs); without `learn` the weights are fixed."""
@@ -171,34 +233,51 @@ class Ensemble(nn.Module):
         weights = weights if chosen is None else weights[chosen]
         return EnsembleFunction.apply(x, weights, self.sizes)
 
-    @torch.no_grad()
-    def values(self, x: Tensor, chosen: Tensor | None = None) -> Tensor:
-        """Return the outputs of all or the chosen members, and keep nothing."""
-        groups = self.groups()[1]
-        layers = groups.layers if chosen is None else groups.chosen(chosen.tolist())
-        return groups.join([forward_pass(x, group)[0] for group in layers])
+    def values(self, *columns: Tensor, chosen: Tensor | None = None) -> Tensor:
+        """Return the outputs of all or the chosen members for columns (batch, ...)."""
+        views = self.views()
+        layers = views.layers if chosen is None else views.chosen(chosen.tolist())
+        x = views.inputs(columns, None if chosen is None else len(chosen))
+        rooms = [self.rooms.take(group, len(columns[0])) for group in layers]
+        passes = zip(layers, rooms, strict=True)
+        return views.join([forward_pass(x, *each) for each in passes])
 
-    @torch.no_grad()
-    def learn(self, x: Tensor, slope: Slope) -> Tensor:
+
+Slope = Callable[[Tensor], Tensor]  # from outputs (..., batch, outputs) to a slope there
+
+
+class Ensemble(WeightRows):
+    """Rows of weights whose gradient is found by hand."""
+
+    def learn(self, slope: Slope, *columns: Tensor) -> Tensor:
         """Find the gradient of a loss with this slope at the outputs, and return those."""
-        gradient, weights, slots = self.groups()
-        self.weights.grad = gradient
-        return weights.learn(x, slope, slots)
+        views, outputs, batch = self.views(), [], len(columns[0])
+        x = views.inputs(columns)
+        for layers, slots in zip(views.layers, views.slots, strict=True):
+            rooms = self.rooms.take(layers, batch)
+            outputs.append(forward_pass(x, layers, rooms))
+            backward_pass(slope(outputs[-1]), x, rooms, layers, slots)
+        self.weights.grad = views.gradient
+        return views.join(outputs)
 
-    @torch.no_grad()
-    def run(self, x: Tensor) -> tuple[Tensor, list[list[Tensor]]]:
+    def run(self, *columns: Tensor) -> tuple[Tensor, Trace]:
         """Return the outputs, and what the way back needs."""
-        return self.groups()[1].forward(x)
+        views, batch = self.views(), len(columns[0])
+        x, groups = views.inputs(columns), views.layers
+        rooms = [self.rooms.take(layers, batch, place) for place, layers in enumerate(groups)]
+        passes = zip(groups, rooms, strict=True)
+        return views.join([forward_pass(x, *each) for each in passes]), Trace(x, rooms)
 
-    @torch.no_grad()
-    def weight_slopes(self, delta: Tensor, kept: list[list[Tensor]]) -> Tensor:
+    def weight_slopes(self, delta: Tensor, trace: Trace) -> Tensor:
         """Return the slopes at the weights, in a tensor that the next call writes over."""
-        gradient, weights, slots = self.groups()
-        weights.backward(delta, kept, slots)
-        return gradient
+        views = self.views()
+        views.go_back(delta, trace, views.slots)
+        return views.gradient
 
-    @torch.no_grad()
-    def input_slopes(self, delta: Tensor, kept: list[list[Tensor]]) -> Tensor:
-        """Return the slopes (batch, inputs) at the inputs, summed over members."""
-        slopes = self.groups()[1].backward(delta, kept)
-        return sum(slopes[1:], slopes[0]) if slopes[0].ndim == 2 else slopes[0].sum(dim=0)
+    def input_slopes(self, delta: Tensor, trace: Trace, columns: slice = slice(None)) -> Tensor:
+        """Return the slopes (batch, columns) at columns of the inputs, summed over members."""
+        views = self.views()
+        weights = [layers[0].weight[..., columns, :].mT for layers in views.layers]
+        reached = zip(views.go_back(delta, trace), weights, strict=True)
+        slopes = [slope @ weight for slope, weight in reached]
+        return sum(slopes[1:], slopes[0]) if views.apart else slopes[0].sum(dim=0)

@@ -23,9 +23,9 @@ from rlbook.settings import Config, setting
 
 
 # %% book/redq.py · The model
-def disagreement(q: Tensor) -> Tensor:
+def disagreement(q: Tensor) -> float:
     """Return the standard deviation between the critics, averaged over the batch."""
-    return q.detach().std(dim=1, correction=0).mean()
+    return float(q.detach().cpu().numpy().std(axis=1).mean())
 
 
 class REDQModel(SACModel):
@@ -40,7 +40,7 @@ class REDQModel(SACModel):
         """Return how much each critic (batch, critics) counts for the policy: all the same."""
         return torch.full_like(q, 1 / q.shape[1])
 
-    def opinions(self, q: Tensor) -> dict[str, Tensor]:
+    def opinions(self, q: Tensor) -> dict[str, float]:
         """Return how much the critics disagree."""
         return {"q_std": disagreement(q)}
 
@@ -59,8 +59,8 @@ def redq_loss(
     terminated: Tensor,  # (batch,)
     next_q: Tensor,  # (batch, subset_size), of the chosen target critics alone
     next_log_prob: Tensor,  # (batch,)
-    alpha: Tensor,  # ()
-) -> tuple[Tensor, dict[str, Tensor]]:
+    alpha: Tensor | float,
+) -> tuple[Tensor, dict[str, float]]:
     """Return SAC's loss, with the smallest value of the subset in the target, and named metrics."""
     loss, metrics = sac_loss(q, reward, discount, terminated, next_q, next_log_prob, alpha)
     return loss, metrics | {"q_std": disagreement(q)}

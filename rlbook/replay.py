@@ -129,8 +129,10 @@ class Batch:
 
 def to_batch(rows: np.ndarray, device: torch.device) -> Batch:
     """View the columns of the rows as tensors: on a CPU nothing is copied."""
-    names = rows.dtype.names or ()
-    return Batch(**{name: torch.from_numpy(rows[name]).to(device) for name in names})
+    columns = {name: torch.from_numpy(rows[name]) for name in rows.dtype.names or ()}
+    if device.type == "cpu":
+        return Batch(**columns)
+    return Batch(**{name: column.to(device) for name, column in columns.items()})
 
 
 # %% book/replay.py · n-step returns

@@ -10,9 +10,11 @@ __all__ = [
     "NoiseSource",
     "SACConfig",
     "SACModel",
+    "SoftLearner",
     "Temperature",
     "check_bounds",
     "critic_loss",
+    "critic_metrics",
     "critic_slope",
     "log_slope",
     "policy_loss",
@@ -38,7 +40,7 @@ from torch import Tensor, nn
 
 from rlbook.agent import Agent, Transition, UpdateResult
 from rlbook.dqn import Adam, check_batch_fits, check_shapes
-from rlbook.ensemble import Ensemble
+from rlbook.ensemble import Ensemble, Trace
 from rlbook.envs import derive_seed
 from rlbook.replay import Batch, ReplayBuffer, make_rows, to_batch, transition_dtype
 from rlbook.run import RunResult, train
@@ -55,8 +57,8 @@ def log_slope(u: Tensor) -> Tensor:
 
 def squash(u: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Return actions in (-1, 1) for u (batch, actions), and the logs (batch,) of their density."""
-    normal = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
-    return u.tanh(), (normal - log_slope(u)).sum(dim=1)
+    rarity = torch.addcmul(log_std + 0.5 * math.log(2 * math.pi), noise, noise, value=0.5)
+    return u.tanh(), -(rarity + log_slope(u)).sum(dim=1)  # rarity: minus the log of the bell
 
 
 def squashed_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,25 +87,30 @@ def sac_target(
     terminated: Tensor,
     next_q: Tensor,
     next_log_prob: Tensor,
-    alpha: Tensor,
+    alpha: Tensor | float,
 ) -> Tensor:
     """Return reward plus discounted soft value: the smallest Q-value plus the bonus for entropy."""
     next_value = next_q.amin(dim=1) - alpha * next_log_prob
     return reward + discount * ~terminated * next_value
 
 
-def critic_loss(q: Tensor, target: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def critic_metrics(q: Tensor, target: Tensor) -> dict[str, float]:
+    """Return the loss of q (batch, critics), its mean, that of the target, and their distance."""
+    values, wanted = q.detach().cpu().numpy(), target.cpu().numpy()
+    error = values - wanted[:, None]  # (batch, critics)
+    return {
+        "loss": float(np.square(error).sum()) / len(error),
+        "q_mean": float(values.mean()),
+        "target_mean": float(wanted.mean()),
+        "td_error_abs": float(np.abs(error).mean()),
+    }
+
+
+def critic_loss(q: Tensor, target: Tensor) -> tuple[Tensor, dict[str, float]]:
     """Return the squared distance of q (batch, critics) from the target (batch,), and metrics."""
     check_shapes(len(q), target=target)
-    error = q - target.unsqueeze(1)  # (batch, critics)
-    loss = error.square().sum() / len(q)
-    metrics = {
-        "loss": loss.detach(),
-        "q_mean": q.detach().mean(),
-        "target_mean": target.mean(),
-        "td_error_abs": error.detach().abs().mean(),
-    }
-    return loss, metrics
+    loss = (q - target.unsqueeze(1)).square().sum() / len(q)
+    return loss, critic_metrics(q, target)
 
 
 def critic_slope(q: Tensor, target: Tensor) -> Tensor:
@@ -118,8 +125,8 @@ def sac_loss(
     terminated: Tensor,  # (batch,)
     next_q: Tensor,  # (batch, any number of critics), of the target critics
     next_log_prob: Tensor,  # (batch,)
-    alpha: Tensor,  # ()
-) -> tuple[Tensor, dict[str, Tensor]]:
+    alpha: Tensor | float,
+) -> tuple[Tensor, dict[str, float]]:
     """Return the mean squared TD error, summed over the critics, and named metrics."""
     vectors = {"reward": reward, "discount": discount, "terminated": terminated}
     check_shapes(len(q), **vectors, next_log_prob=next_log_prob)
@@ -131,21 +138,21 @@ def sac_loss(
 
 
 # %% book/sac.py · The loss of the policy, and the temperature
-def policy_loss(value: Tensor, log_prob: Tensor, alpha: Tensor) -> Tensor:
+def policy_loss(value: Tensor, log_prob: Tensor, alpha: Tensor | float) -> Tensor:
     """Return the mean of the entropy's price minus the value, both (batch,)."""
     check_shapes(len(value), value=value, log_prob=log_prob)
     return (alpha * log_prob - value).mean()
 
 
-def policy_slopes(action: Tensor, spread: Tensor, q_slope: Tensor, alpha: Tensor) -> Tensor:
+def policy_slopes(action: Tensor, spread: Tensor, q_slope: Tensor, alpha: float) -> Tensor:
     """Return the slopes (batch, 2 * actions) of each sample's loss, at mean and log std."""
-    at_mean = 2 * alpha * action - q_slope * (1 - action.square())
+    at_mean = torch.addcmul(2 * alpha * action, q_slope, action.square() - 1)
     return torch.cat([at_mean, at_mean * spread - alpha], dim=1)  # spread: std times noise
 
 
-def temperature_slope(log_prob: Tensor, target_entropy: float) -> Tensor:
+def temperature_slope(entropy: float, target_entropy: float) -> float:
     """Return the slope at log alpha: negative while the entropy is below its target."""
-    return -(log_prob.mean() + target_entropy)
+    return entropy - target_entropy
 
 
 # %% book/sac.py · The model
@@ -157,13 +164,12 @@ class Draw:
     log_prob: Tensor  # (batch,)
     spread: Tensor  # (batch, actions), standard deviation times noise
     free: Tensor  # (batch, actions), whether log std was not held
-    kept: list[list[Tensor]]  # the inputs of the actor's layers
+    trace: Trace  # through the actor
 
     def after(self, rows: int) -> "Draw":
         """Return the batch without its first rows."""
-        action, log_prob = self.action[rows:], self.log_prob[rows:]
-        kept = [[x[rows:] for x in network] for network in self.kept]
-        return Draw(action, log_prob, self.spread[rows:], self.free[rows:], kept)
+        action, log_prob, spread = self.action[rows:], self.log_prob[rows:], self.spread[rows:]
+        return Draw(action, log_prob, spread, self.free[rows:], self.trace.after(rows))
 
 
 class SACModel(nn.Module):
@@ -181,28 +187,27 @@ class SACModel(nn.Module):
         mean, log_std = self.actor.outputs(obs)[0].chunk(2, dim=1)
         return mean, log_std.clamp(*LOG_STD)
 
-    @torch.no_grad()
     def draw(self, obs: Tensor, noise: Tensor) -> Draw:
         """Turn noise (batch, actions) into actions."""
-        out, kept = self.actor.run(obs)
+        out, trace = self.actor.run(obs)
         mean, log_std = out[0].chunk(2, dim=1)
         held = log_std.clamp(*LOG_STD)
         spread = held.exp() * noise
         action, log_prob = squash(mean + spread, held, noise)
-        return Draw(action, log_prob, spread, held == log_std, kept)
+        return Draw(action, log_prob, spread, held == log_std, trace)
 
-    def actor_slopes(self, draw: Draw, q_slope: Tensor, alpha: Tensor) -> Tensor:
+    def actor_slopes(self, draw: Draw, q_slope: Tensor, alpha: float) -> Tensor:
         """Return the slopes of the policy's loss at the actor's weights."""
         slopes = policy_slopes(draw.action, draw.spread, q_slope, alpha).div_(len(q_slope))
         slopes[:, q_slope.shape[1] :].mul_(draw.free)
-        return self.actor.weight_slopes(slopes.unsqueeze(0), draw.kept)
+        return self.actor.weight_slopes(slopes.unsqueeze(0), draw.trace)
 
     def share(self, q: Tensor) -> Tensor:
         """Return how much each critic (batch, critics) counts for the policy: the lowest alone."""
         lowest = q.min(dim=1, keepdim=True).indices  # much quicker than argmin
         return torch.zeros_like(q).scatter_(1, lowest, 1.0)
 
-    def opinions(self, q: Tensor) -> dict[str, Tensor]:
+    def opinions(self, q: Tensor) -> dict[str, float]:
         """Return more metrics of the values (batch, critics); two critics need none."""
         return {}
 
@@ -271,14 +276,15 @@ class Temperature:
         self.log_alpha = torch.tensor(math.log(initial), device=device)
         self.target_entropy, self.learned = target_entropy, learned
 
-    def alpha(self) -> Tensor:
+    def alpha(self) -> float:
         """Return the price now."""
-        return self.log_alpha.exp()
+        return math.exp(self.log_alpha.item())
 
-    def learn(self, log_prob: Tensor) -> None:
+    def learn(self, entropy: float) -> None:
         """Find the gradient, unless the price is fixed."""
         if self.learned:
-            self.log_alpha.grad = temperature_slope(log_prob, self.target_entropy)
+            slope = temperature_slope(entropy, self.target_entropy)
+            self.log_alpha.grad = self.log_alpha.new_tensor(slope)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was learned."""
@@ -322,6 +328,7 @@ class ActorCritic(Agent):
         inputs = math.prod(self.observation_space.shape or ())
         self.model = self.make_model(inputs, self.action_space.shape[0]).to(self.device)
         self.target = copy.deepcopy(self.model.critics).requires_grad_(False)
+        self.target.rooms = self.model.critics.rooms  # they take turns
 
     def make_model(self, inputs: int, actions: int) -> SACModel:
         """Make actor and critics."""
@@ -351,7 +358,63 @@ class ActorCritic(Agent):
         return self.model.critics(*tensors).cpu().numpy()
 
 
-class SAC(ActorCritic):
+class SoftLearner(ActorCritic):
+    """Teaches the critics, the policy and the temperature from a batch of transitions."""
+
+    def build(self) -> None:
+        """Make model, target critics, temperature and optimiser."""
+        super().build()
+        config, entropy = self.config, self.config.target_entropy
+        target_entropy = -float(self.action_space.shape[0]) if entropy is None else entropy
+        goal = target_entropy, config.learn_alpha
+        self.temperature = Temperature(config.initial_alpha, *goal, self.device)
+        learned = [*self.model.parameters(), self.temperature.log_alpha]
+        self.optimizer = Adam(learned, lr=config.lr)
+        self.noise = NoiseSource(derive_seed(config.seed, "noise"), self.device)
+
+    def choose_critics(self) -> Tensor | None:
+        """Say which target critics judge the next action; None is all of them."""
+        return None
+
+    @torch.no_grad()
+    def update(self, batch: Batch) -> UpdateResult:
+        """Make one gradient step of the critics and, when it is due, one of the policy."""
+        due = (self.updates + 1) % self.config.policy_delay == 0
+        obs, next_obs, size = batch.obs.float(), batch.next_obs.float(), len(batch.reward)
+        seen = torch.cat([next_obs, obs]) if due else next_obs  # one pass of the actor for both
+        draw = self.model.draw(seen, self.noise.normal(len(seen), *batch.action.shape[1:]))
+        alpha = self.temperature.alpha()
+        next_q = self.target.values(next_obs, draw.action[:size], chosen=self.choose_critics())
+        step = batch.reward, batch.discount, batch.terminated
+        y = sac_target(*step, next_q.squeeze(2).t(), draw.log_prob[:size], alpha)
+        metrics = self.teach_critics(obs, batch.action, y)
+        self.model.actor.weights.grad = self.temperature.log_alpha.grad = None  # Adam lets them be
+        if due:
+            metrics |= self.teach_policy(obs, draw.after(size), alpha)
+        self.optimizer.step()
+        self.target.weights.lerp_(self.model.critics.weights, self.config.tau)
+        return UpdateResult(metrics["loss"], metrics)
+
+    def teach_critics(self, obs: Tensor, action: Tensor, y: Tensor) -> dict[str, float]:
+        """Find the gradient of the critics, given their target y (batch,)."""
+        out = self.model.critics.learn(lambda out: critic_slope(out, y), obs, action)
+        q = out.squeeze(2).t()  # (batch, critics)
+        return critic_metrics(q, y) | self.model.opinions(q)
+
+    def teach_policy(self, obs: Tensor, draw: Draw, alpha: float) -> dict[str, float]:
+        """Find the gradient of the actor and, if it is learned, of the temperature."""
+        out, trace = self.model.critics.run(obs, draw.action)
+        q = out.squeeze(2).t()  # (batch, critics)
+        share, actions = self.model.share(q), slice(obs.shape[1], None)
+        q_slope = self.model.critics.input_slopes(share.t().unsqueeze(2), trace, actions)
+        self.model.actor.weights.grad = self.model.actor_slopes(draw, q_slope, alpha)
+        entropy = -float(draw.log_prob.mean())
+        self.temperature.learn(entropy)
+        value = float((share * q).sum()) / len(q)
+        return {"policy_loss": -alpha * entropy - value, "entropy": entropy, "alpha": alpha}
+
+
+class SAC(SoftLearner):
     """An actor that learns what twin critics value, and to stay as random as it can afford."""
 
     name: ClassVar[str] = "sac"
@@ -362,19 +425,12 @@ class SAC(ActorCritic):
     compiled: ClassVar[tuple[str, ...]] = ("model.critics.run",)
 
     def build(self) -> None:
-        """Make model, target critics, optimiser and buffer."""
+        """Make all that learns, and the buffer."""
         super().build()
-        config, space = self.config, self.action_space
-        entropy = config.target_entropy
-        target_entropy = -float(space.shape[0]) if entropy is None else entropy
-        initial = config.initial_alpha
-        self.temperature = Temperature(initial, target_entropy, config.learn_alpha, self.device)
-        parameters = [*self.model.parameters(), self.temperature.log_alpha]
-        self.optimizer = Adam(parameters, lr=config.lr)
-        normalised = gym.spaces.Box(-1, 1, space.shape)
+        normalised = gym.spaces.Box(-1, 1, self.action_space.shape)
         dtype = transition_dtype(self.observation_space, normalised)
-        self.replay = ReplayBuffer(config.buffer_size, dtype, derive_seed(config.seed, "replay"))
-        self.noise = NoiseSource(derive_seed(config.seed, "noise"), self.device)
+        seed = derive_seed(self.config.seed, "replay")
+        self.replay = ReplayBuffer(self.config.buffer_size, dtype, seed)
 
     def observe(self, transition: Transition) -> None:
         """Store one step of all environments, actions scaled to (-1, 1)."""
@@ -400,58 +456,6 @@ class SAC(ActorCritic):
     def sample(self) -> Batch:
         """Draw a batch from the replay buffer."""
         return to_batch(self.replay.sample(self.config.batch_size), self.device)
-
-    def choose_critics(self) -> Tensor | None:
-        """Say which target critics judge the next action; None is all of them."""
-        return None
-
-    @torch.no_grad()
-    def update(self, batch: Batch) -> UpdateResult:
-        """Make one gradient step of the critics and, when it is due, one of the policy."""
-        due = (self.updates + 1) % self.config.policy_delay == 0
-        obs, next_obs, size = batch.obs.float(), batch.next_obs.float(), len(batch.reward)
-        seen = torch.cat([next_obs, obs]) if due else next_obs  # one pass of the actor for both
-        draw = self.model.draw(seen, self.noise.normal(len(seen), *batch.action.shape[1:]))
-        alpha = self.temperature.alpha()
-        future = draw.action[:size], draw.log_prob[:size]
-        metrics = self.teach_critics(obs, batch, next_obs, *future, alpha)
-        self.model.actor.weights.grad = self.temperature.log_alpha.grad = None  # Adam lets them be
-        if due:
-            metrics |= self.teach_policy(obs, draw.after(size), alpha)
-        self.optimizer.step()
-        self.target.weights.lerp_(self.model.critics.weights, self.config.tau)
-        values = {name: float(value) for name, value in metrics.items()}
-        return UpdateResult(values["loss"], values)
-
-    def teach_critics(
-        self,
-        obs: Tensor,
-        batch: Batch,
-        next_obs: Tensor,
-        next_action: Tensor,
-        next_log_prob: Tensor,
-        alpha: Tensor,
-    ) -> dict[str, Tensor]:
-        """Find the gradient of the critics, whose target is reward plus discounted soft value."""
-        seen = torch.cat([next_obs, next_action], dim=1)
-        next_q = self.target.values(seen, self.choose_critics()).squeeze(2).t()  # (batch, chosen)
-        reward, discount, terminated = batch.reward, batch.discount, batch.terminated
-        y = sac_target(reward, discount, terminated, next_q, next_log_prob, alpha)
-        seen = torch.cat([obs, batch.action], dim=1)
-        out = self.model.critics.learn(seen, lambda out: critic_slope(out, y))
-        q = out.squeeze(2).t()  # (batch, critics)
-        return critic_loss(q, y)[1] | self.model.opinions(q)
-
-    def teach_policy(self, obs: Tensor, draw: Draw, alpha: Tensor) -> dict[str, Tensor]:
-        """Find the gradient of the actor and, if it is learned, of the temperature."""
-        out, kept = self.model.critics.run(torch.cat([obs, draw.action], dim=1))
-        q = out.squeeze(2).t()  # (batch, critics)
-        share = self.model.share(q)
-        q_slope = self.model.critics.input_slopes(share.t().unsqueeze(2), kept)[:, obs.shape[1] :]
-        self.model.actor.weights.grad = self.model.actor_slopes(draw, q_slope, alpha)
-        self.temperature.learn(draw.log_prob)
-        loss = policy_loss((share * q).sum(dim=1), draw.log_prob, alpha)
-        return {"policy_loss": loss, "entropy": -draw.log_prob.mean(), "alpha": alpha}
 
 
 def train_sac(config: SACConfig, progress: bool = True) -> RunResult:

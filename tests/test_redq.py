@@ -58,9 +58,9 @@ def test_one_subset_serves_a_whole_update(monkeypatch: pytest.MonkeyPatch) -> No
     seen: list[torch.Tensor] = []
     real = agent.target.values
 
-    def values(x: Any, chosen: Any) -> Any:
+    def values(*columns: Any, chosen: Any) -> Any:
         seen.append(chosen)
-        return real(x, chosen)
+        return real(*columns, chosen=chosen)
 
     monkeypatch.setattr(agent.target, "values", values)
     for _ in range(30):
