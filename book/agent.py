@@ -531,28 +531,12 @@ class Learner(Algorithm):
 # %% [markdown]
 # ## What a user calls
 #
-# The rest is inherited. `save` writes everything: networks, optimiser, buffer, counters and
-# generators. An agent that is loaded can go on learning.
+# The rest is inherited. First what asks the agent something: how well it does, and what it would do.
 
 # %%
 #| export
-class Agent(Learner):
-    """What a user calls, for every algorithm alike."""
-
-    directory: "RunDirectory | None" = None  # made by the loop when `run_dir` is set
-
-    def __init_subclass__(cls) -> None:
-        if "name" in vars(cls):
-            REGISTRY[cls.name] = cls
-
-    def learn(self, steps: int, progress: bool = True) -> "RunResult":
-        """Train for `steps` more environment steps."""
-        if steps < 1:
-            raise ValueError(f"learn needs at least one step, not {steps}.")
-        from rlbook.run import train  # here, since that module imports this one
-
-        self.config = dataclasses.replace(self.config, total_steps=self.global_step + steps)
-        return train(self, progress)
+class Player(Learner):
+    """A learner that can be asked for actions, and be tried out."""
 
     def evaluate(self, episodes: int = 10, seed: int = 0) -> Evaluation:
         """Play greedy episodes that were not learned from."""
@@ -575,6 +559,30 @@ class Agent(Learner):
         start = where_episodes_start(episode_start, state, len(batch))
         actions, state = self.act(batch, state, start, explore)
         return (actions[0] if single else actions), state
+
+# %% [markdown]
+# Then what changes or keeps it. `save` writes everything: networks, optimiser, buffer, counters and
+# generators. An agent that is loaded can go on learning.
+
+# %%
+#| export
+class Agent(Player):
+    """What a user calls, for every algorithm alike."""
+
+    directory: "RunDirectory | None" = None  # made by the loop when `run_dir` is set
+
+    def __init_subclass__(cls) -> None:
+        if "name" in vars(cls):
+            REGISTRY[cls.name] = cls
+
+    def learn(self, steps: int, progress: bool = True) -> "RunResult":
+        """Train for `steps` more environment steps."""
+        if steps < 1:
+            raise ValueError(f"learn needs at least one step, not {steps}.")
+        from rlbook.run import train  # here, since that module imports this one
+
+        self.config = dataclasses.replace(self.config, total_steps=self.global_step + steps)
+        return train(self, progress)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the whole agent to one file."""

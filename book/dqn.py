@@ -611,6 +611,7 @@ class Adam(torch.optim.Adam):
 
     step.hooked = True  # type: ignore[attr-defined]  # hooks would take as long as the step
 
+    @torch.inference_mode(False)  # it outlives the update that makes it
     def begin(self, part: Tensor) -> dict[str, Tensor]:
         """Make the state of a tensor, as it is before the first step."""
         zeros, step = torch.zeros_like(part), torch.zeros((), device=part.device)
@@ -740,8 +741,8 @@ assert sum(due) == len(range(102, 125, 3))  # one for every third step after the
 # %% [markdown]
 # ## The agent
 #
-# Everything is in place; the agent only ties it together, in two steps. The first is what is asked of
-# the networks: the values of actions, and the best of them with a little chance.
+# Everything is in place; the agent only ties it together, in three steps. The first is what is asked
+# of the networks: the values of actions, and the best of them with a little chance.
 
 # %%
 #| export
@@ -784,16 +785,12 @@ class QAgent(Agent):
 
 
 # %% [markdown]
-# The second is learning: `observe` turns steps into n-step rows, `sample` draws a batch, `update` is
-# one gradient step. Compare `update` with the equations: target values, slope of the loss, gradient
-# step, target network. It uses `td_slope`, the gradient of `dqn_loss` in closed form; `dqn_loss` is
-# what you and the tests call with numbers made by hand.
-#
-# One thing is there for speed. Where many updates follow one another, as in the settings for
-# CartPole of the RL Zoo, a collection of tuned agents (128 updates after every 256 steps), the
-# target network rests between its copies, so it can value the successors of several batches in one
-# pass. `batches` draws them together and hands them out one by one. The result is that of one batch
-# at a time.
+# The second is learning. Compare `update` with the equations: target values, slope of the loss,
+# gradient step, target network. It uses `td_slope`, the gradient of `dqn_loss` in closed form;
+# `dqn_loss` is what you and the tests call with numbers made by hand. Since no gradient is left to
+# autograd, all of it runs in PyTorch's inference mode, where operations keep no record of themselves
+# and cost a little less. Where many updates follow one another, the target network may have valued
+# the successors already: then the batch brings their values along.
 
 # %%
 #| export
@@ -804,10 +801,49 @@ class ValuedBatch(Batch):
     next_q: Tensor  # (batch, actions), the values of the successors
     y: Tensor | None = None  # (batch,), the targets, unless the online network chooses in them
 
+# %%
+#| export
+class QLearner(QAgent):
+    """Teaches the Q-network from batches of transitions."""
+
+    def build(self) -> None:
+        """Make networks and optimiser."""
+        super().build()
+        self.optimizer = Adam([self.weights], lr=self.config.lr)
+
+    def td_target(self, batch: Batch, next_q: Tensor | None = None) -> Tensor:
+        """Return the targets of a batch, whose successors may have been valued already."""
+        next_q = self.target(batch.next_obs) if next_q is None else next_q
+        next_q_online = self.online(batch.next_obs) if self.config.double else None
+        return dqn_target(batch.reward, batch.discount, batch.terminated, next_q, next_q_online)
+
+    @torch.inference_mode()
+    def update(self, batch: Batch) -> UpdateResult:
+        """Make one gradient step on the TD error of a batch, then move the target if it is time."""
+        config = self.config
+        next_q, y = (batch.next_q, batch.y) if isinstance(batch, ValuedBatch) else (None, None)
+        y = self.td_target(batch, next_q) if y is None else y
+        q, inputs = self.online.trace(batch.obs)
+        slope, metrics = td_slope(q, batch.action, y, config.huber)
+        self.online.backward(inputs, slope)
+        apply_gradients(self.optimizer, config.lr_now(self.global_step), config.max_grad_norm)
+        if (self.updates + 1) % config.target_every == 0:
+            self.target_weights.data.lerp_(self.weights.data, config.tau)  # all weights at once
+        return UpdateResult(metrics["loss"], metrics)
+
+# %% [markdown]
+# The third is what lies between the loop and learning: `observe` turns steps into n-step rows,
+# `updates_due` says when it is time, and `sample` draws a batch.
+#
+# One thing is there for speed. Where many updates follow one another, as in the settings for
+# CartPole of the RL Zoo, a collection of tuned agents (128 updates after every 256 steps), the
+# target network rests between its copies, so it can value the successors of several batches in one
+# pass. `batches` draws them together and hands them out one by one. The result is that of one batch
+# at a time.
 
 # %%
 #| export
-class DQN(QAgent):
+class DQN(QLearner):
     """A Q-network that learns from replay."""
 
     name: ClassVar[str] = "dqn"
@@ -819,7 +855,6 @@ class DQN(QAgent):
         """Make networks, optimiser and buffer."""
         super().build()
         config = self.config
-        self.optimizer = Adam([self.weights], lr=config.lr)
         dtype = transition_dtype(self.observation_space, self.action_space)
         seed = derive_seed(config.seed, "replay")
         self.replay = ReplayBuffer(config.buffer_size, dtype, seed)
@@ -864,26 +899,6 @@ class DQN(QAgent):
                     columns.append(self.td_target(batch, columns[-1]))
             parts = zip(*(column.split(size) for column in columns), strict=True)
             yield from starmap(ValuedBatch, parts)
-
-    def td_target(self, batch: Batch, next_q: Tensor | None = None) -> Tensor:
-        """Return the targets of a batch, whose successors may have been valued already."""
-        next_q = self.target(batch.next_obs) if next_q is None else next_q
-        next_q_online = self.online(batch.next_obs) if self.config.double else None
-        return dqn_target(batch.reward, batch.discount, batch.terminated, next_q, next_q_online)
-
-    @torch.no_grad()
-    def update(self, batch: Batch) -> UpdateResult:
-        """Make one gradient step on the TD error of a batch, then move the target if it is time."""
-        config = self.config
-        next_q, y = (batch.next_q, batch.y) if isinstance(batch, ValuedBatch) else (None, None)
-        y = self.td_target(batch, next_q) if y is None else y
-        q, inputs = self.online.trace(batch.obs)
-        slope, metrics = td_slope(q, batch.action, y, config.huber)
-        self.online.backward(inputs, slope)
-        apply_gradients(self.optimizer, config.lr_now(self.global_step), config.max_grad_norm)
-        if (self.updates + 1) % config.target_every == 0:
-            self.target_weights.data.lerp_(self.weights.data, config.tau)  # all weights at once
-        return UpdateResult(metrics["loss"], metrics)
 
 # %%
 #| export

@@ -729,8 +729,8 @@ for images in (many.obs, many.next_obs):
 assert (many.obs != many.next_obs).any() and many.reward.eq(1).all()
 
 # %% [markdown]
-# The agent joins these pieces, in two steps. The first is all that it asks its networks: which
-# action to take, what actions are worth, and what the two losses of a batch are.
+# The agent joins these pieces, in three steps. The first is what is asked of its networks: which
+# action to take, and what actions are worth.
 
 # %%
 #| export
@@ -779,6 +779,22 @@ class PixelActorCritic(Agent):
             scaled = torch.as_tensor(numbers, dtype=torch.float32, device=self.device)
         return self.model.values(images, scaled).cpu().numpy()
 
+# %% [markdown]
+# The second is learning. `judge` and `improve` are the two losses of a batch, and `update` makes one
+# backward pass for both: they share no weights that either may change, since the actor sees detached
+# encodings and asks with `learn=False`.
+
+# %%
+#| export
+class PixelLearner(PixelActorCritic):
+    """Teaches encoder, critic and actor from batches of shifted images."""
+
+    def build(self) -> None:
+        """Make model, target critic and optimiser."""
+        super().build()
+        self.optimizer = Adam(self.model.parameters(), lr=self.config.lr)
+        self.last_actor_loss, self.actor_updates = 0.0, 0
+
     def judge(self, encoded: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of the critics, whose gradient teaches the encoder too."""
         noise, clip = self.draw_noise(len(encoded)), self.config.noise_clip
@@ -790,48 +806,6 @@ class PixelActorCritic(Agent):
         """Return the loss of the actor, of what the encoder saw, without a gradient into it."""
         noise, clip = self.draw_noise(len(encoded)), self.config.noise_clip
         return improvement_loss(self.model, encoded, noise, clip, self.config.saturation_penalty)
-
-# %% [markdown]
-# The second is the rest of the verbs of [the agent](agent.ipynb), those of learning. `update` makes
-# one backward pass for both losses: they share no weights that either may change, since the actor
-# sees detached encodings and asks with `learn=False`.
-
-# %%
-#| export
-class DrQv2(PixelActorCritic):
-    """Learns from shifted images what actions are worth, and the policy that follows."""
-
-    name: ClassVar[str] = "drqv2"
-    config_class: ClassVar[type[Config]] = DrQv2Config
-    parts: ClassVar[tuple[str, ...]] = ("model", "target", "optimizer", "replay")
-    compiled: ClassVar[tuple[str, ...]] = ("model.encoder.forward",)
-
-    def build(self) -> None:
-        """Make model, target critic, optimiser and buffer."""
-        super().build()
-        self.optimizer = Adam(self.model.parameters(), lr=self.config.lr)
-        self.replay = make_replay(self.config, self.observation_space, self.action_space)
-        self.last_actor_loss, self.actor_updates = 0.0, 0
-        self.forgot = False  # whether it was loaded without its replay buffer
-
-    def observe(self, transition: Transition) -> None:
-        """Store one step of all environments, actions scaled to (-1, 1)."""
-        if self.forgot:
-            message = "The replay buffer was not saved: it fills again, and the run is not exact."
-            warnings.warn(message, stacklevel=2)
-            self.forgot = False
-        action = self.scale.from_env(transition.action)
-        self.replay.append(transition, action, self.config.reward_scale * transition.reward)
-
-    def updates_due(self) -> int:
-        """Say how many updates the last step made due, once the buffer holds a batch."""
-        enough = len(self.replay) >= self.config.batch_size
-        return self.config.updates_due(self.global_step) if enough else 0
-
-    def sample(self) -> Batch:
-        """Draw a batch and shift its images, each its own way."""
-        rows = self.replay.sample(self.config.batch_size)
-        return shifted_batch(rows, self.replay.ring, self.config.pad, self.generator, self.device)
 
     def update(self, batch: Batch) -> UpdateResult:
         """Make one gradient step of encoder and critic and, when it is due, one of the actor."""
@@ -856,10 +830,53 @@ class DrQv2(PixelActorCritic):
         return {**super().state_dict(), **actor}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned, or all but the replay buffer."""
+        """Take over what `state_dict` returned."""
         super().load_state_dict(state)
         self.last_actor_loss = state["last_actor_loss"]
         self.actor_updates = state["actor_updates"]
+
+# %% [markdown]
+# The third is the rest of the verbs of [the agent](agent.ipynb): what is stored, when it is time to
+# learn, and what from.
+
+# %%
+#| export
+class DrQv2(PixelLearner):
+    """Learns from shifted images what actions are worth, and the policy that follows."""
+
+    name: ClassVar[str] = "drqv2"
+    config_class: ClassVar[type[Config]] = DrQv2Config
+    parts: ClassVar[tuple[str, ...]] = ("model", "target", "optimizer", "replay")
+    compiled: ClassVar[tuple[str, ...]] = ("model.encoder.forward",)
+
+    def build(self) -> None:
+        """Make all that learns, and the buffer."""
+        super().build()
+        self.replay = make_replay(self.config, self.observation_space, self.action_space)
+        self.forgot = False  # whether it was loaded without its replay buffer
+
+    def observe(self, transition: Transition) -> None:
+        """Store one step of all environments, actions scaled to (-1, 1)."""
+        if self.forgot:
+            message = "The replay buffer was not saved: it fills again, and the run is not exact."
+            warnings.warn(message, stacklevel=2)
+            self.forgot = False
+        action = self.scale.from_env(transition.action)
+        self.replay.append(transition, action, self.config.reward_scale * transition.reward)
+
+    def updates_due(self) -> int:
+        """Say how many updates the last step made due, once the buffer holds a batch."""
+        enough = len(self.replay) >= self.config.batch_size
+        return self.config.updates_due(self.global_step) if enough else 0
+
+    def sample(self) -> Batch:
+        """Draw a batch and shift its images, each its own way."""
+        rows = self.replay.sample(self.config.batch_size)
+        return shifted_batch(rows, self.replay.ring, self.config.pad, self.generator, self.device)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned, or all but the replay buffer."""
+        super().load_state_dict(state)
         self.forgot = "replay" not in state
 
 # %%

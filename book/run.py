@@ -692,8 +692,8 @@ assert steps.tolist() == [10, 30] and losses.tolist() == [2.0, 1.0]
 
 # %%
 #| export
-class Run(Moment):
-    """The one loop: act, store, update, log, evaluate and checkpoint, each when it is time."""
+class Turns(Moment):
+    """The turns of the loop: act, store, update, log, evaluate and checkpoint, when it is time."""
 
     def __init__(self, agent: Agent, directory: RunDirectory | None, progress: bool = True) -> None:
         super().__init__(agent, directory)
@@ -723,6 +723,15 @@ class Run(Moment):
             evaluation = self.evaluator.evaluate(self.agent)
             self.journal.enter(step, evaluation)
             self.progress.evaluated(step, evaluation)
+
+# %% [markdown]
+# The loop takes turns until it is done. What can go wrong on the way ends with a sentence that says
+# how to go on.
+
+# %%
+#| export
+class Run(Turns):
+    """The one loop, until it is done or somebody stops it."""
 
     def train(self) -> RunResult:
         """Go on until `total_steps`, or until somebody stops the run."""

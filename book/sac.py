@@ -749,7 +749,7 @@ class SoftLearner(ActorCritic):
         """Say which target critics judge the next action; None is all of them."""
         return None
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def update(self, batch: Batch) -> UpdateResult:
         """Make one gradient step of the critics and, when it is due, one of the policy."""
         due = (self.updates + 1) % self.config.policy_delay == 0

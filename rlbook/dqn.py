@@ -6,6 +6,7 @@ __all__ = [
     "Adam",
     "DQNConfig",
     "QAgent",
+    "QLearner",
     "QNetwork",
     "ValuedBatch",
     "apply_gradients",
@@ -280,6 +281,7 @@ class Adam(torch.optim.Adam):
 
     step.hooked = True  # type: ignore[attr-defined]  # hooks would take as long as the step
 
+    @torch.inference_mode(False)  # it outlives the update that makes it
     def begin(self, part: Tensor) -> dict[str, Tensor]:
         """Make the state of a tensor, as it is before the first step."""
         zeros, step = torch.zeros_like(part), torch.zeros((), device=part.device)
@@ -420,7 +422,36 @@ class ValuedBatch(Batch):
     y: Tensor | None = None  # (batch,), the targets, unless the online network chooses in them
 
 
-class DQN(QAgent):
+class QLearner(QAgent):
+    """Teaches the Q-network from batches of transitions."""
+
+    def build(self) -> None:
+        """Make networks and optimiser."""
+        super().build()
+        self.optimizer = Adam([self.weights], lr=self.config.lr)
+
+    def td_target(self, batch: Batch, next_q: Tensor | None = None) -> Tensor:
+        """Return the targets of a batch, whose successors may have been valued already."""
+        next_q = self.target(batch.next_obs) if next_q is None else next_q
+        next_q_online = self.online(batch.next_obs) if self.config.double else None
+        return dqn_target(batch.reward, batch.discount, batch.terminated, next_q, next_q_online)
+
+    @torch.inference_mode()
+    def update(self, batch: Batch) -> UpdateResult:
+        """Make one gradient step on the TD error of a batch, then move the target if it is time."""
+        config = self.config
+        next_q, y = (batch.next_q, batch.y) if isinstance(batch, ValuedBatch) else (None, None)
+        y = self.td_target(batch, next_q) if y is None else y
+        q, inputs = self.online.trace(batch.obs)
+        slope, metrics = td_slope(q, batch.action, y, config.huber)
+        self.online.backward(inputs, slope)
+        apply_gradients(self.optimizer, config.lr_now(self.global_step), config.max_grad_norm)
+        if (self.updates + 1) % config.target_every == 0:
+            self.target_weights.data.lerp_(self.weights.data, config.tau)  # all weights at once
+        return UpdateResult(metrics["loss"], metrics)
+
+
+class DQN(QLearner):
     """A Q-network that learns from replay."""
 
     name: ClassVar[str] = "dqn"
@@ -432,7 +463,6 @@ class DQN(QAgent):
         """Make networks, optimiser and buffer."""
         super().build()
         config = self.config
-        self.optimizer = Adam([self.weights], lr=config.lr)
         dtype = transition_dtype(self.observation_space, self.action_space)
         seed = derive_seed(config.seed, "replay")
         self.replay = ReplayBuffer(config.buffer_size, dtype, seed)
@@ -477,26 +507,6 @@ class DQN(QAgent):
                     columns.append(self.td_target(batch, columns[-1]))
             parts = zip(*(column.split(size) for column in columns), strict=True)
             yield from starmap(ValuedBatch, parts)
-
-    def td_target(self, batch: Batch, next_q: Tensor | None = None) -> Tensor:
-        """Return the targets of a batch, whose successors may have been valued already."""
-        next_q = self.target(batch.next_obs) if next_q is None else next_q
-        next_q_online = self.online(batch.next_obs) if self.config.double else None
-        return dqn_target(batch.reward, batch.discount, batch.terminated, next_q, next_q_online)
-
-    @torch.no_grad()
-    def update(self, batch: Batch) -> UpdateResult:
-        """Make one gradient step on the TD error of a batch, then move the target if it is time."""
-        config = self.config
-        next_q, y = (batch.next_q, batch.y) if isinstance(batch, ValuedBatch) else (None, None)
-        y = self.td_target(batch, next_q) if y is None else y
-        q, inputs = self.online.trace(batch.obs)
-        slope, metrics = td_slope(q, batch.action, y, config.huber)
-        self.online.backward(inputs, slope)
-        apply_gradients(self.optimizer, config.lr_now(self.global_step), config.max_grad_norm)
-        if (self.updates + 1) % config.target_every == 0:
-            self.target_weights.data.lerp_(self.weights.data, config.tau)  # all weights at once
-        return UpdateResult(metrics["loss"], metrics)
 
 
 def train_dqn(config: DQNConfig, progress: bool = True) -> RunResult:

@@ -12,6 +12,7 @@ __all__ = [
     "RunDirectory",
     "RunResult",
     "TensorBoardFiles",
+    "Turns",
     "check_finite",
     "check_resumable",
     "crosses",
@@ -420,8 +421,8 @@ class RunResult:
 
 
 # %% book/run.py · The loop
-class Run(Moment):
-    """The one loop: act, store, update, log, evaluate and checkpoint, each when it is time."""
+class Turns(Moment):
+    """The turns of the loop: act, store, update, log, evaluate and checkpoint, when it is time."""
 
     def __init__(self, agent: Agent, directory: RunDirectory | None, progress: bool = True) -> None:
         super().__init__(agent, directory)
@@ -451,6 +452,10 @@ class Run(Moment):
             evaluation = self.evaluator.evaluate(self.agent)
             self.journal.enter(step, evaluation)
             self.progress.evaluated(step, evaluation)
+
+
+class Run(Turns):
+    """The one loop, until it is done or somebody stops it."""
 
     def train(self) -> RunResult:
         """Go on until `total_steps`, or until somebody stops the run."""
