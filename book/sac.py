@@ -627,6 +627,7 @@ class Temperature:
         self, initial: float, target_entropy: float, learned: bool, device: torch.device
     ) -> None:
         self.log_alpha = torch.tensor(math.log(initial), device=device)
+        self.slope = torch.zeros_like(self.log_alpha)
         self.target_entropy, self.learned = target_entropy, learned
 
     def alpha(self) -> float:
@@ -636,8 +637,8 @@ class Temperature:
     def learn(self, entropy: float) -> None:
         """Find the gradient, unless the price is fixed."""
         if self.learned:
-            slope = temperature_slope(entropy, self.target_entropy)
-            self.log_alpha.grad = self.log_alpha.new_tensor(slope)
+            self.slope.fill_(temperature_slope(entropy, self.target_entropy))
+            self.log_alpha.grad = self.slope
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was learned."""
