@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from rlbook.agent import UpdateResult
-from rlbook.dqn import dqn_target
 from rlbook.drqn import (
     DRQN,
     Chunks,
@@ -34,7 +33,8 @@ from rlbook.drqn import (
     RecurrentReplayBuffer,
     SequenceTrace,
     State,
-    at_time,
+    best_values,
+    bootstrapped,
     check_steps,
     chunk_dtype,
     sequence_loss,
@@ -199,17 +199,12 @@ def rescale_inverse(x: Tensor) -> Tensor:
 # %% book/r2d2.py · The loss
 @torch.no_grad()
 def r2d2_target(
-    reward: Tensor,
-    discount: Tensor,
-    terminated: Tensor,
-    next_q_target: Tensor,
-    next_q_online: Tensor | None = None,
-    rescaling: bool = False,
+    reward: Tensor, discount: Tensor, terminated: Tensor, next_value: Tensor, rescaling: bool
 ) -> Tensor:
-    """Return DQN's target, which values on a squashed scale leave and come back to."""
-    values = rescale_inverse(next_q_target) if rescaling else next_q_target
-    target = dqn_target(reward, discount, terminated, values, next_q_online)
-    return rescale(target) if rescaling else target
+    """Return DRQN's target, which values on a squashed scale leave and come back to."""
+    if not rescaling:
+        return bootstrapped(reward, discount, terminated, next_value)
+    return rescale(bootstrapped(reward, discount, terminated, rescale_inverse(next_value)))
 
 
 def r2d2_loss(
@@ -229,8 +224,8 @@ def r2d2_loss(
     check_steps(q.shape[:2], reward=reward, discount=discount, terminated=terminated)
     if weights.shape != q.shape[1:2]:
         raise ValueError(f"weights must be ({q.shape[1]},), not {tuple(weights.shape)}.")
-    steps = reward, discount, terminated, next_q_target, next_q_online
-    target = r2d2_target(*steps, rescaling=rescaling)
+    next_value = best_values(next_q_target, next_q_online)
+    target = r2d2_target(reward, discount, terminated, next_value, rescaling)
     return sequence_loss(q, action, target, mask, weights, huber)
 
 
@@ -280,7 +275,7 @@ class Assessment(NamedTuple):
 
     trace: SequenceTrace
     slope: Tensor  # (time, batch, actions), of the loss at the values
-    metrics: dict[str, Tensor]
+    metrics: Tensor  # as METRICS of DRQN names them
     priorities: np.ndarray  # (batch,)
 
 
@@ -323,27 +318,28 @@ class R2D2(DRQN):
         steps, start = self.config.burn_in, self.start(chunks)
         if steps == 0:
             return start
-        return network.unroll(chunks.obs[:steps], start, chunks.episode_start[:steps])[1]
+        _, memory = network.unroll(chunks.obs[:steps], start, chunks.starts(0, steps))
+        return network.reset_state(memory, chunks.episode_start[steps])
 
+    @torch.no_grad()
     def assess(self, batch: PrioritizedChunks) -> Assessment:
         """Return the slope of a batch's loss, its metrics and the priority of each chunk."""
         config, first = self.config, self.config.burn_in
-        obs, episode_start = batch.obs[first:], batch.episode_start[first:]
-        q, trace = self.online.trace(obs, self.burn_in(self.online, batch), episode_start)
-        with torch.no_grad():  # the target network reads, and remembers, for itself
-            start = self.burn_in(self.target, batch)
-            q_target = self.target.q_values_sequence(obs, start, episode_start)
-        bootstrap, mask = batch.bootstrap[first:] - first, batch.mask[first:]
+        obs, mask = batch.obs[first:], batch.mask[first:]
+        starts = batch.starts(first, len(batch.obs))
+        q, trace = self.online.trace(obs, self.burn_in(self.online, batch), starts)
+        memory = self.burn_in(self.target, batch)  # the target network reads, too, for itself
+        q_target = self.target.q_values_sequence(obs, memory, starts)
+        values = best_values(q_target, q if config.double else None)  # from `first` on
         y = r2d2_target(
             batch.reward[first:],
             batch.discount[first:],
             batch.terminated[first:],
-            at_time(q_target, bootstrap),
-            at_time(q, bootstrap) if config.double else None,
+            values.gather(0, batch.bootstrap[first:] - first),
             config.value_rescaling,
         )
-        steps = q[:-1], batch.action[first:], y, mask
-        slope, metrics, error = sequence_slope(*steps, batch.weights, config.huber)
+        action = batch.action[first:]
+        slope, metrics, error = sequence_slope(q, action, y, mask, batch.weights, config.huber)
         priorities = sequence_priorities(error, mask, config.eta).cpu().numpy()
         return Assessment(trace, slope, metrics, priorities)
 
