@@ -3,12 +3,14 @@
 __all__ = [
     "DRQN",
     "METRICS",
+    "ChunkCollector",
     "Chunks",
     "DRQNConfig",
     "Encoder",
     "EpisodicLSTM",
     "KnownSlope",
     "LSTMQNetwork",
+    "OpenChunks",
     "RecurrentQAgent",
     "RecurrentReplayBuffer",
     "SequenceTrace",
@@ -21,6 +23,7 @@ __all__ = [
     "drqn_loss",
     "n_step_chunks",
     "reset_state",
+    "reward_weights",
     "sequence_loss",
     "sequence_slope",
     "train_drqn",
@@ -28,6 +31,7 @@ __all__ = [
 
 # %% book/drqn.py · DRQN: an agent that remembers
 import dataclasses
+import functools
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, NamedTuple, Self
@@ -69,7 +73,9 @@ class EpisodicLSTM(nn.LSTM):
         return zeros, zeros
 
     def unroll(self, x: Tensor, state: State, episode_start: Tensor | None) -> tuple[Tensor, State]:
-        """Run over (time, batch, inputs); return the outputs and the memory at the end."""
+        """Run over (time, batch, inputs); return the outputs and the memory, (1, batch, units)."""
+        hidden, cell = state
+        state = hidden.unsqueeze(0), cell.unsqueeze(0)  # `torch.lstm` could have several layers
         if episode_start is None:  # no episode starts in it
             return self.read(x, state)
         starts = episode_start.any(dim=1).nonzero().flatten().tolist()
@@ -83,11 +89,10 @@ class EpisodicLSTM(nn.LSTM):
 
     def read(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """Run over a piece of one episode (time, batch, inputs) in one call."""
-        memory = [part.unsqueeze(0) for part in state]  # (layers, batch, units)
         learning = torch.is_grad_enabled()
         kind = True, 1, 0.0, learning, False, False  # biases, one layer, no dropout, one direction
-        outputs, hidden, cell = torch.lstm(x, memory, self.stack, *kind)
-        return outputs, (hidden.squeeze(0), cell.squeeze(0))
+        outputs, hidden, cell = torch.lstm(x, state, self.stack, *kind)
+        return outputs, (hidden, cell)
 
     def step(self, x: Tensor, state: State) -> State:
         """Take one step from (batch, inputs): quicker than a sequence of length one."""
@@ -147,13 +152,19 @@ class LSTMQNetwork(nn.Module):
         self, obs: Tensor, state: State, episode_start: Tensor | None
     ) -> tuple[Tensor, State]:
         """Run over observations (time, batch, inputs); return outputs and the memory at the end."""
-        return self.lstm.unroll(self.encoder(obs), state, episode_start)
+        outputs, (hidden, cell) = self.lstm.unroll(self.encoder(obs), state, episode_start)
+        return outputs, (hidden.squeeze(0), cell.squeeze(0))
+
+    def values(self, outputs: Tensor) -> Tensor:
+        """Return the values (..., actions) that follow from what the LSTM says (..., units)."""
+        rows, weight = outputs.flatten(0, -2), self.head.weight.t()
+        return torch.addmm(self.head.bias, rows, weight).unflatten(0, outputs.shape[:-1])
 
     def q_values_sequence(
         self, obs: Tensor, state: State, episode_start: Tensor | None
     ) -> Tensor:
         """Return the values (time, batch, actions) along (time, batch, inputs)."""
-        return self.head(self.unroll(obs, state, episode_start)[0])
+        return self.values(self.lstm.unroll(self.encoder(obs), state, episode_start)[0])
 
     @torch.no_grad()
     def trace(
@@ -164,7 +175,7 @@ class LSTMQNetwork(nn.Module):
         with torch.enable_grad():
             encoded = encoded.detach().requires_grad_()
             outputs, _ = self.lstm.unroll(encoded, state, episode_start)
-        return self.head(outputs), SequenceTrace(layers, encoded, outputs)
+        return self.values(outputs), SequenceTrace(layers, encoded, outputs)
 
     @torch.no_grad()
     def backward(self, trace: SequenceTrace, slope: Tensor) -> None:
@@ -205,19 +216,23 @@ def chunk_dtype(inputs: int, units: int, length: int) -> np.dtype:
     return np.dtype(fields, align=True)
 
 
+@functools.cache
+def reward_weights(length: int, n: int, gamma: float) -> np.ndarray:
+    """Return a square matrix: how much the reward of each row counts in each column's return."""
+    later = np.subtract.outer(np.arange(length), np.arange(length))  # steps from column to row
+    return np.where((later >= 0) & (later < n), gamma ** np.maximum(later, 0), 0.0)
+
+
 def n_step_chunks(rows: np.ndarray, n: int, gamma: float) -> np.ndarray:
     """Return chunks whose rewards are n-step returns, cut short where the chunk's steps end."""
-    rows, time = rows.copy(), np.arange(rows["action"].shape[1])
-    end = (rows["mask"] * (time + 1)).max(axis=1, keepdims=True)  # one past the last step
+    rows, mask = rows.copy(), rows["mask"]
+    time = np.arange(mask.shape[1])
+    end = (mask * (time + 1)).max(axis=1, keepdims=True)  # one past the last step
     bootstrap = np.maximum(np.minimum(time + n, end), time)  # at most n steps on, (chunks, time)
-    rewards = np.where(rows["mask"], rows["reward"], 0.0)
-    returns = np.zeros_like(rewards)
-    for k in range(min(n, len(time))):
-        returns[:, : len(time) - k] += gamma**k * rewards[:, k:]
     last = np.maximum(bootstrap - 1, 0)  # the step that leads to the observation of the bootstrap
-    rows["terminated"] = np.take_along_axis(rows["terminated"], last, axis=1) & rows["mask"]
-    rows["reward"], rows["discount"] = returns, gamma ** (bootstrap - time)
-    rows["bootstrap"] = bootstrap
+    rows["terminated"] = np.take_along_axis(rows["terminated"], last, axis=1) & mask
+    rows["reward"] = (rows["reward"] * mask) @ reward_weights(len(time), n, gamma)
+    rows["discount"], rows["bootstrap"] = gamma ** (bootstrap - time), bootstrap
     return rows
 
 
@@ -259,6 +274,47 @@ class Chunks:
         return dataclasses.replace(self, **moved)
 
 
+class OpenChunks:
+    """For each environment one chunk that is still being filled."""
+
+    def __init__(self, num_envs: int, dtype: np.dtype) -> None:
+        self.rows = np.zeros(num_envs, dtype)
+        self.filled = np.zeros(num_envs, dtype=np.int64)  # where the next step of each goes
+        self.envs, self.length = np.arange(num_envs), self.rows["action"].shape[1]
+
+    def begin(self, episode_start: np.ndarray, state: tuple[np.ndarray, np.ndarray]) -> None:
+        """Keep the memory that a new chunk starts from."""
+        if not self.filled.all():
+            empty = np.flatnonzero(self.filled == 0)
+            self.rows["hidden"][empty], self.rows["cell"][empty] = state[0][empty], state[1][empty]
+
+    def write(self, next_obs: np.ndarray, **step: np.ndarray) -> None:
+        """Add one step of each environment."""
+        rows, envs = self.rows, self.envs
+        for name, part in step.items():
+            rows[name][envs, self.filled] = part
+        rows["mask"][envs, self.filled] = True
+        self.filled += 1
+        rows["obs"][envs, self.filled] = next_obs
+
+    def take(self, envs: np.ndarray, ended: np.ndarray) -> np.ndarray:
+        """Hand out the chunks of these environments and begin new ones."""
+        rows = self.rows[envs]
+        self.rows[envs] = np.zeros((), rows.dtype)
+        self.filled[envs] = 0
+        return rows
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the chunks and how full each is."""
+        rows, filled = self.rows.view(np.uint8), self.filled
+        return {"open": torch.from_numpy(rows), "filled": torch.from_numpy(filled)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over stored chunks."""
+        self.rows[:] = state["open"].numpy().view(self.rows.dtype)
+        self.filled[:] = state["filled"].numpy()
+
+
 class RecurrentReplayBuffer:
     """A ring of chunks, and for each environment one open chunk that is still being filled."""
 
@@ -266,10 +322,8 @@ class RecurrentReplayBuffer:
         self, capacity: int, dtype: np.dtype, num_envs: int, n: int, gamma: float, seed: int
     ) -> None:
         self.ring = ReplayBuffer(capacity, dtype, seed)
+        self.open = OpenChunks(num_envs, dtype)
         self.n, self.gamma = n, gamma
-        self.open = np.zeros(num_envs, dtype)
-        self.filled = np.zeros(num_envs, dtype=np.int64)  # where the next step of each goes
-        self.length = self.open["action"].shape[1]
 
     def __len__(self) -> int:
         return len(self.ring)
@@ -277,43 +331,22 @@ class RecurrentReplayBuffer:
     def append(
         self,
         *,
-        obs: np.ndarray,  # (num_envs, inputs)
-        action: np.ndarray,  # (num_envs,)
-        reward: np.ndarray,  # (num_envs,)
-        next_obs: np.ndarray,  # (num_envs, inputs), the true successor
-        terminated: np.ndarray,  # (num_envs,)
         truncated: np.ndarray,  # (num_envs,)
-        episode_start: np.ndarray,  # (num_envs,)
-        state: tuple[np.ndarray, np.ndarray],  # (num_envs, units), before this step
+        state: tuple[np.ndarray, np.ndarray],  # (num_envs, units), zero where an episode starts
+        **step: np.ndarray,  # obs, action, reward, next_obs, terminated, episode_start
     ) -> None:
         """Store one step of each environment; a chunk closes when full or when its episode ends."""
-        self.begin(episode_start, state)
-        chunk, now = self.open, (np.arange(len(self.open)), self.filled.copy())
-        chunk["obs"][now], chunk["action"][now], chunk["reward"][now] = obs, action, reward
-        chunk["terminated"][now], chunk["episode_start"][now] = terminated, episode_start
-        chunk["mask"][now] = True
-        self.filled += 1
-        chunk["obs"][now[0], self.filled] = next_obs
-        ended = terminated | truncated
-        complete = np.flatnonzero(ended | (self.filled == self.length))
-        if len(complete):
-            self.close(complete, ended[complete])
-
-    def begin(self, episode_start: np.ndarray, state: tuple[np.ndarray, np.ndarray]) -> None:
-        """Keep the memory that a new chunk starts from; an episode that was left is cut off."""
-        if episode_start.any():
-            left = np.flatnonzero(episode_start & (self.filled > 0))  # `learn` was called again
-            if len(left):
-                self.close(left, np.ones(len(left), dtype=bool))
-        if not self.filled.all():
-            empty = np.flatnonzero(self.filled == 0)
-            self.open["hidden"][empty], self.open["cell"][empty] = state[0][empty], state[1][empty]
+        start, ended = step["episode_start"], step["terminated"] | truncated
+        if start.any():  # an episode that was left, since `learn` was called again, is cut off
+            self.close(np.flatnonzero(start & (self.open.filled > 0)), start)
+        self.open.begin(start, state)
+        self.open.write(**step)
+        self.close(np.flatnonzero(ended | (self.open.filled == self.open.length)), ended)
 
     def close(self, envs: np.ndarray, ended: np.ndarray) -> None:
-        """Move the open chunks of these environments into the ring and begin new ones."""
-        self.store(n_step_chunks(self.open[envs], self.n, self.gamma))
-        self.open[envs] = np.zeros((), self.open.dtype)
-        self.filled[envs] = 0
+        """Move the open chunks of these environments into the ring."""
+        if len(envs):
+            self.store(n_step_chunks(self.open.take(envs, ended[envs]), self.n, self.gamma))
 
     def store(self, rows: np.ndarray) -> None:
         """Put closed chunks into the ring."""
@@ -325,18 +358,12 @@ class RecurrentReplayBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the ring and the open chunks."""
-        open_chunks = torch.from_numpy(self.open.view(np.uint8))
-        return {
-            "ring": self.ring.state_dict(),
-            "open": open_chunks,
-            "filled": torch.from_numpy(self.filled),
-        }
+        return {"ring": self.ring.state_dict(), **self.open.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a stored ring and stored open chunks."""
         self.ring.load_state_dict(state["ring"])
-        self.open[:] = state["open"].numpy().view(self.open.dtype)
-        self.filled[:] = state["filled"].numpy()
+        self.open.load_state_dict(state)
 
 
 # %% book/drqn.py · The loss
@@ -360,7 +387,6 @@ def sequence_slope(
     huber: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the slope of the loss at q, METRICS as one tensor, and the TD errors (time, batch)."""
-    check_steps(action.shape, target=target, mask=mask)
     share, taken = mask / mask.sum(), action.unsqueeze(2)  # a padded step has no share
     chosen = q.gather(2, taken).squeeze(2)
     error = chosen - target
@@ -536,20 +562,10 @@ class RecurrentQAgent(Agent):
         return actions + self.action_space.start, (hidden, cell, played)
 
 
-class DRQN(RecurrentQAgent):
-    """DQN with an LSTM: it learns from chunks of episodes."""
+class ChunkCollector(RecurrentQAgent):
+    """Keeps what it sees as chunks of episodes, and draws from them."""
 
-    name: ClassVar[str] = "drqn"
-    config_class: ClassVar[type[Config]] = DRQNConfig
-    parts: ClassVar[tuple[str, ...]] = ("online", "target", "optimizer", "replay")
-    compiled: ClassVar[tuple[str, ...]] = ("target.q_values_sequence",)
     replay: RecurrentReplayBuffer
-
-    def build(self) -> None:
-        """Make networks, optimiser and buffer."""
-        super().build()
-        self.optimizer = Adam([self.weights], lr=self.config.lr)
-        self.replay = self.make_replay()
 
     def make_replay(self) -> RecurrentReplayBuffer:
         """Make the buffer."""
@@ -564,27 +580,46 @@ class DRQN(RecurrentQAgent):
 
     def observe(self, transition: Transition) -> None:
         """Append the step to the open chunks."""
-        hidden, cell, previous = self.remember(transition.state, transition.episode_start)
+        start, state = transition.episode_start, transition.state
+        state = self.remember(None, start) if state is None else state
+        hidden, cell, previous = (part.cpu().numpy() for part in state)
+        if start.any():  # what was before an episode is forgotten, as in `act`
+            hidden, cell, previous = (x * ~start[:, None] for x in (hidden, cell, previous))
         action = transition.action - self.action_space.start
         self.replay.append(
-            obs=self.sight.see(transition.obs, previous.cpu().numpy()),
+            obs=self.sight.see(transition.obs, previous),
             action=action,
             reward=transition.reward * self.config.reward_scale,
             next_obs=self.sight.see(transition.next_obs, self.sight.one_hot(action)),
             terminated=transition.terminated,
             truncated=transition.truncated,
-            episode_start=transition.episode_start,
-            state=(hidden.cpu().numpy(), cell.cpu().numpy()),
+            episode_start=start,
+            state=(hidden, cell),
         )
+
+    def sample(self) -> Chunks:
+        """Draw a batch from the replay buffer."""
+        return self.replay.sample(self.config.batch_size).to(self.device)
+
+
+class DRQN(ChunkCollector):
+    """DQN with an LSTM: it learns from chunks of episodes."""
+
+    name: ClassVar[str] = "drqn"
+    config_class: ClassVar[type[Config]] = DRQNConfig
+    parts: ClassVar[tuple[str, ...]] = ("online", "target", "optimizer", "replay")
+    compiled: ClassVar[tuple[str, ...]] = ("target.q_values_sequence",)
+
+    def build(self) -> None:
+        """Make networks, optimiser and buffer."""
+        super().build()
+        self.optimizer = Adam([self.weights], lr=self.config.lr)
+        self.replay = self.make_replay()
 
     def updates_due(self) -> int:
         """Say how many updates the last step made due, once the buffer holds a batch."""
         enough = len(self.replay) >= self.config.batch_size
         return self.config.updates_due(self.global_step) if enough else 0
-
-    def sample(self) -> Chunks:
-        """Draw a batch from the replay buffer."""
-        return self.replay.sample(self.config.batch_size).to(self.device)
 
     def start(self, chunks: Chunks) -> State:
         """Return the memory that chunks start from."""

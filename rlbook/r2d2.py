@@ -4,10 +4,12 @@ __all__ = [
     "R2D2",
     "RESCALE_EPSILON",
     "Assessment",
+    "OverlappingChunks",
     "PrioritizedChunks",
     "PrioritizedRecurrentReplayBuffer",
     "R2D2Config",
     "SumTree",
+    "importance_weights",
     "r2d2_loss",
     "r2d2_target",
     "rescale",
@@ -17,6 +19,7 @@ __all__ = [
 ]
 
 # %% book/r2d2.py · R2D2: replaying what surprised you
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -30,6 +33,7 @@ from rlbook.drqn import (
     Chunks,
     DRQNConfig,
     LSTMQNetwork,
+    OpenChunks,
     RecurrentReplayBuffer,
     SequenceTrace,
     State,
@@ -48,7 +52,7 @@ from rlbook.settings import Config, setting
 class SumTree:
     """Leaves with a mass each; a node knows the mass below it, so a draw takes log(n) steps."""
 
-    def __init__(self, capacity: int, children: int = 16) -> None:
+    def __init__(self, capacity: int, children: int = 128) -> None:
         self.levels: list[np.ndarray] = []  # the top first; (nodes above, children)
         nodes = capacity
         while not self.levels or nodes > 1:
@@ -83,7 +87,57 @@ class SumTree:
         return nodes
 
 
-# %% book/r2d2.py · The buffer
+# %% book/r2d2.py · The chunks
+class OverlappingChunks(OpenChunks):
+    """Open chunks that begin with burn-in, and repeat the end of the chunk before."""
+
+    def __init__(self, num_envs: int, dtype: np.dtype, burn_in: int, overlap: int) -> None:
+        super().__init__(num_envs, dtype)
+        self.burn_in, self.overlap = burn_in, overlap
+        units = self.rows["hidden"].shape[1]
+        self.trail = np.zeros((2, num_envs, self.length, units), np.float32)  # memory at each step
+
+    def begin(self, episode_start: np.ndarray, state: tuple[np.ndarray, np.ndarray]) -> None:
+        """Begin an episode after the burn-in, where its memory is known: zero."""
+        super().begin(episode_start, state)
+        if episode_start.any():
+            self.filled[episode_start] = self.burn_in
+        if self.overlap:
+            for trail, part in zip(self.trail, state, strict=True):
+                trail[self.envs, self.filled] = part
+
+    def take(self, envs: np.ndarray, ended: np.ndarray) -> np.ndarray:
+        """Hand out chunks; where the episode goes on, the next repeats the last steps."""
+        rows, going = super().take(envs, ended), envs[~ended]
+        if self.overlap and len(going):
+            full, first = rows[~ended], self.length - self.overlap
+            chunk: np.ndarray = np.zeros(len(going), rows.dtype)
+            for name in ("action", "reward", "terminated", "mask"):
+                chunk[name][:, : self.overlap] = full[name][:, first:]
+            for name in ("obs", "episode_start"):
+                chunk[name][:, : self.overlap + 1] = full[name][:, first:]
+            chunk["hidden"], chunk["cell"] = self.trail[:, going, first]
+            self.trail[:, going, : self.overlap] = self.trail[:, going, first:]
+            self.rows[going], self.filled[going] = chunk, self.overlap
+        return rows
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the open chunks and their memories."""
+        return {**super().state_dict(), "trail": torch.from_numpy(self.trail)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over stored chunks and their memories."""
+        super().load_state_dict(state)
+        self.trail[:] = state["trail"].numpy()
+
+
+# %% book/r2d2.py · The weights
+def importance_weights(masses: np.ndarray, total: float, count: int, beta: float) -> np.ndarray:
+    """Return the weights of drawn chunks, given their masses and that of all `count` chunks."""
+    weights = (masses * (count / total)) ** -beta
+    return (weights / weights.max()).astype(np.float32)
+
+
 @dataclass(frozen=True)
 class PrioritizedChunks(Chunks):
     """Chunks, where they lie in the buffer, and how much each counts."""
@@ -92,51 +146,16 @@ class PrioritizedChunks(Chunks):
     weights: Tensor  # (batch,)
 
 
+# %% book/r2d2.py · The buffer
 class PrioritizedRecurrentReplayBuffer(RecurrentReplayBuffer):
     """DRQN's buffer, drawn from by priority; its chunks may overlap and begin with burn-in."""
 
-    def __init__(
-        self,
-        capacity: int,
-        dtype: np.dtype,
-        num_envs: int,
-        n: int,
-        gamma: float,
-        seed: int,
-        *,
-        alpha: float = 0.6,
-        burn_in: int = 0,
-        overlap: int = 0,
-    ) -> None:
-        super().__init__(capacity, dtype, num_envs, n, gamma, seed)
-        self.alpha, self.burn_in, self.overlap = alpha, burn_in, overlap
-        self.tree = SumTree(capacity)
+    def __init__(self, *args: Any, alpha: float = 0.6, burn_in: int = 0, overlap: int = 0) -> None:
+        super().__init__(*args)  # what DRQN's buffer takes
+        rows = self.open.rows
+        self.open = OverlappingChunks(len(rows), rows.dtype, burn_in, overlap)
+        self.alpha, self.tree = alpha, SumTree(len(self.ring.rows))
         self.highest = 1.0  # priority of a new chunk: as high as any so far
-        units = self.open["hidden"].shape[1]
-        self.trail = np.zeros((2, num_envs, self.length, units), np.float32)  # memory at each step
-
-    def begin(self, episode_start: np.ndarray, state: tuple[np.ndarray, np.ndarray]) -> None:
-        """Begin an episode after the burn-in, where its memory is known: zero."""
-        super().begin(episode_start, state)
-        if episode_start.any():
-            self.filled[episode_start] = self.burn_in
-        self.trail[:, np.arange(len(self.open)), self.filled] = state
-
-    def close(self, envs: np.ndarray, ended: np.ndarray) -> None:
-        """Store the open chunks; where the episode goes on, the next repeats the last steps."""
-        repeated, first = self.open[envs[~ended]], self.length - self.overlap
-        super().close(envs, ended)
-        if self.overlap == 0:
-            return
-        going = envs[~ended]
-        chunk: np.ndarray = np.zeros(len(going), self.open.dtype)
-        for name in ("action", "reward", "terminated", "mask"):
-            chunk[name][:, : self.overlap] = repeated[name][:, first:]
-        for name in ("obs", "episode_start"):
-            chunk[name][:, : self.overlap + 1] = repeated[name][:, first:]
-        chunk["hidden"], chunk["cell"] = self.trail[:, going, first]
-        self.trail[:, going, : self.overlap] = self.trail[:, going, first:]
-        self.open[going], self.filled[going] = chunk, self.overlap
 
     def store(self, rows: np.ndarray) -> None:
         """Put closed chunks into the ring, each with the highest priority."""
@@ -146,37 +165,31 @@ class PrioritizedRecurrentReplayBuffer(RecurrentReplayBuffer):
 
     def sample(self, batch_size: int, beta: float = 1.0) -> PrioritizedChunks:
         """Draw chunks in proportion to priority ** alpha, with weights that make up for it."""
-        points = self.ring.generator.random(batch_size) * self.tree.total
-        indices = self.tree.find(points)
-        chances = self.tree[indices] / self.tree.total
-        weights = (len(self) * chances) ** -beta
-        share = torch.from_numpy((weights / weights.max()).astype(np.float32))
+        total = self.tree.total
+        indices = self.tree.find(self.ring.generator.random(batch_size) * total)
+        weights = torch.from_numpy(importance_weights(self.tree[indices], total, len(self), beta))
         rows = self.ring.rows.take(indices)
-        return PrioritizedChunks.from_rows(rows, indices=indices, weights=share)
+        return PrioritizedChunks.from_rows(rows, indices=indices, weights=weights)
 
     def update_priorities(self, indices: np.ndarray, priorities: np.ndarray) -> None:
         """Give chunks new priorities."""
         priorities = np.maximum(np.asarray(priorities, dtype=np.float64), 1e-6)  # none is lost
-        if len(indices) != len(priorities) or not np.isfinite(priorities).all():
+        highest = float(priorities.max())
+        if len(indices) != len(priorities) or not math.isfinite(highest):
             raise ValueError("update_priorities needs one finite priority for each index.")
         self.tree.set(indices, priorities**self.alpha)
-        self.highest = max(self.highest, float(priorities.max()))
+        self.highest = max(self.highest, highest)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what DRQN's buffer does, and the priorities."""
-        return {
-            **super().state_dict(),
-            "masses": torch.from_numpy(self.tree[: len(self)]),
-            "highest": self.highest,
-            "trail": torch.from_numpy(self.trail),
-        }
+        masses = torch.from_numpy(self.tree[: len(self)])
+        return {**super().state_dict(), "masses": masses, "highest": self.highest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a stored buffer and its priorities."""
         super().load_state_dict(state)
-        self.tree = SumTree(len(self.ring.rows))
+        self.tree, self.highest = SumTree(len(self.ring.rows)), state["highest"]
         self.tree.set(np.arange(len(self)), state["masses"].numpy())
-        self.highest, self.trail[:] = state["highest"], state["trail"].numpy()
 
 
 # %% book/r2d2.py · Value rescaling
