@@ -229,10 +229,6 @@ def reset_state(state: State, episode_start: Tensor) -> State:
 # %% [markdown]
 # The network is an encoder (the layers of DQN), this LSTM, and a linear head that turns $h_t$ into
 # the value of each action.
-#
-# Going back through time is left to autograd. Through encoder and head you go by hand, as in DQN,
-# which takes a third of the time: `trace` returns the values and what the way back needs, and
-# `backward` writes the gradient of all weights, given the slope at the values.
 
 # %%
 #| export
@@ -256,17 +252,7 @@ class Encoder(MLP):
 
 # %%
 #| export
-class SequenceTrace(NamedTuple):
-    """What the way back through a network needs."""
-
-    layers: list[Tensor]  # what the encoder's layers saw
-    encoded: Tensor  # (time, batch, inputs of the LSTM)
-    outputs: Tensor  # (time, batch, units), from where autograd knows the way to `encoded`
-
-
-# %%
-#| export
-class LSTMQNetwork(nn.Module):
+class SequenceQNetwork(nn.Module):
     """From the observations of an episode so far to the value of each action."""
 
     def __init__(self, inputs: int, actions: int, hidden: tuple[int, ...], units: int) -> None:
@@ -301,6 +287,33 @@ class LSTMQNetwork(nn.Module):
         """Return the values (time, batch, actions) along (time, batch, inputs)."""
         return self.values(self.lstm.unroll(self.encoder(obs), state, episode_start)[0])
 
+    def act(
+        self, obs: Tensor, state: State, episode_start: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Take one step: return the values (batch, actions) and the memory after it."""
+        state = state if episode_start is None else self.reset_state(state, episode_start)
+        state = self.lstm.step(self.encoder(obs), state)
+        return self.head(state[0]), state
+
+
+# %% [markdown]
+# Going back through time is left to autograd. Through encoder and head you go by hand, as in DQN,
+# which takes a third of the time: `trace` returns the values and what the way back needs, and
+# `backward` writes the gradient of all weights, given the slope at the values.
+
+# %%
+#| export
+class SequenceTrace(NamedTuple):
+    """What the way back through a network needs."""
+
+    layers: list[Tensor]  # what the encoder's layers saw
+    encoded: Tensor  # (time, batch, inputs of the LSTM)
+    outputs: Tensor  # (time, batch, units), from where autograd knows the way to `encoded`
+
+
+class LSTMQNetwork(SequenceQNetwork):
+    """The same network, which goes back by hand where that is quicker."""
+
     @torch.no_grad()
     def trace(
         self, obs: Tensor, state: State, episode_start: Tensor | None
@@ -323,14 +336,6 @@ class LSTMQNetwork(nn.Module):
         seen, *found = torch.autograd.grad(trace.outputs, [trace.encoded, *weights], heard)
         torch._foreach_copy_([weight.grad for weight in weights if weight.grad is not None], found)
         self.encoder.backward(trace.layers, seen)
-
-    def act(
-        self, obs: Tensor, state: State, episode_start: Tensor | None = None
-    ) -> tuple[Tensor, State]:
-        """Take one step: return the values (batch, actions) and the memory after it."""
-        state = state if episode_start is None else self.reset_state(state, episode_start)
-        state = self.lstm.step(self.encoder(obs), state)
-        return self.head(state[0]), state
 
 
 # %% [markdown]
@@ -463,7 +468,9 @@ assert chunk["terminated"][:3].tolist() == [False, True, True]
 
 # %% [markdown]
 # `nn.LSTM` wants time as the first dimension and the batch as the second, so a batch is turned round
-# once, when it becomes tensors.
+# once, when it becomes tensors. At that moment it is also cheap to note when episodes start. A chunk
+# that begins with its episode needs no reset, since the memory that lies beside it is zero; a network is
+# told of starts only if there are others, which `starts` finds out.
 
 # %%
 #| export

@@ -13,6 +13,7 @@ __all__ = [
     "OpenChunks",
     "RecurrentQAgent",
     "RecurrentReplayBuffer",
+    "SequenceQNetwork",
     "SequenceTrace",
     "Sight",
     "State",
@@ -123,15 +124,7 @@ class Encoder(MLP):
             super().backward(inputs, slope)
 
 
-class SequenceTrace(NamedTuple):
-    """What the way back through a network needs."""
-
-    layers: list[Tensor]  # what the encoder's layers saw
-    encoded: Tensor  # (time, batch, inputs of the LSTM)
-    outputs: Tensor  # (time, batch, units), from where autograd knows the way to `encoded`
-
-
-class LSTMQNetwork(nn.Module):
+class SequenceQNetwork(nn.Module):
     """From the observations of an episode so far to the value of each action."""
 
     def __init__(self, inputs: int, actions: int, hidden: tuple[int, ...], units: int) -> None:
@@ -166,6 +159,26 @@ class LSTMQNetwork(nn.Module):
         """Return the values (time, batch, actions) along (time, batch, inputs)."""
         return self.values(self.lstm.unroll(self.encoder(obs), state, episode_start)[0])
 
+    def act(
+        self, obs: Tensor, state: State, episode_start: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Take one step: return the values (batch, actions) and the memory after it."""
+        state = state if episode_start is None else self.reset_state(state, episode_start)
+        state = self.lstm.step(self.encoder(obs), state)
+        return self.head(state[0]), state
+
+
+class SequenceTrace(NamedTuple):
+    """What the way back through a network needs."""
+
+    layers: list[Tensor]  # what the encoder's layers saw
+    encoded: Tensor  # (time, batch, inputs of the LSTM)
+    outputs: Tensor  # (time, batch, units), from where autograd knows the way to `encoded`
+
+
+class LSTMQNetwork(SequenceQNetwork):
+    """The same network, which goes back by hand where that is quicker."""
+
     @torch.no_grad()
     def trace(
         self, obs: Tensor, state: State, episode_start: Tensor | None
@@ -188,14 +201,6 @@ class LSTMQNetwork(nn.Module):
         seen, *found = torch.autograd.grad(trace.outputs, [trace.encoded, *weights], heard)
         torch._foreach_copy_([weight.grad for weight in weights if weight.grad is not None], found)
         self.encoder.backward(trace.layers, seen)
-
-    def act(
-        self, obs: Tensor, state: State, episode_start: Tensor | None = None
-    ) -> tuple[Tensor, State]:
-        """Take one step: return the values (batch, actions) and the memory after it."""
-        state = state if episode_start is None else self.reset_state(state, episode_start)
-        state = self.lstm.step(self.encoder(obs), state)
-        return self.head(state[0]), state
 
 
 # %% book/drqn.py · The buffer

@@ -6,6 +6,7 @@ __all__ = [
     "Assessment",
     "OverlappingChunks",
     "PrioritizedChunks",
+    "PrioritizedDRQN",
     "PrioritizedRecurrentReplayBuffer",
     "R2D2Config",
     "SumTree",
@@ -69,19 +70,20 @@ class SumTree:
 
     def set(self, indices: np.ndarray, masses: np.ndarray | float) -> None:
         """Give leaves new masses, and sum anew on the way up to the top."""
-        nodes, sums = np.asarray(indices), masses
-        for level in reversed(self.levels):
-            level.reshape(-1)[nodes] = sums
-            nodes = nodes // level.shape[1]
-            sums = level[nodes].sum(axis=1)
+        nodes, (below, *above) = np.asarray(indices), reversed(self.levels)
+        below.reshape(-1)[nodes] = masses
+        for level in above:
+            nodes = nodes // below.shape[1]
+            level.reshape(-1)[nodes] = below[nodes].sum(axis=1)
+            below = level
 
     def find(self, points: np.ndarray) -> np.ndarray:
         """Return the leaf under each point of [0, total), all leaves laid end to end."""
         nodes, rows = np.zeros(len(points), dtype=np.int64), np.arange(len(points))
         for level in self.levels:
             ends = level[nodes].cumsum(axis=1)  # (points, children), where each child's mass ends
-            beyond = (points[:, None] >= ends) & (ends < ends[:, -1:])  # rounding may overshoot
-            child = beyond.sum(axis=1)
+            points = np.minimum(points, np.nextafter(ends[:, -1], 0.0))  # rounding may overshoot
+            child = (ends <= points[:, None]).sum(axis=1)
             points = points - np.where(child > 0, ends[rows, child - 1], 0.0)
             nodes = level.shape[1] * nodes + child
         return nodes
@@ -283,23 +285,11 @@ class R2D2Config(DRQNConfig):
 
 
 # %% book/r2d2.py · The agent
-class Assessment(NamedTuple):
-    """What a batch of chunks says about the network."""
+class PrioritizedDRQN(DRQN):
+    """DRQN that draws its chunks by priority."""
 
-    trace: SequenceTrace
-    slope: Tensor  # (time, batch, actions), of the loss at the values
-    metrics: Tensor  # as METRICS of DRQN names them
-    priorities: np.ndarray  # (batch,)
-
-
-class R2D2(DRQN):
-    """DRQN that replays what surprised it, after a burn-in of its memory."""
-
-    name: ClassVar[str] = "r2d2"
-    config_class: ClassVar[type[Config]] = R2D2Config
     config: R2D2Config
     replay: PrioritizedRecurrentReplayBuffer
-    last_sequence_priorities: np.ndarray | None = None  # of the last update, (batch,)
 
     def make_replay(self) -> PrioritizedRecurrentReplayBuffer:
         """Make the buffer."""
@@ -324,6 +314,23 @@ class R2D2(DRQN):
     def sample(self) -> PrioritizedChunks:
         """Draw a batch by priority."""
         return self.replay.sample(self.config.batch_size, self.beta()).to(self.device)
+
+
+class Assessment(NamedTuple):
+    """What a batch of chunks says about the network."""
+
+    trace: SequenceTrace
+    slope: Tensor  # (time, batch, actions), of the loss at the values
+    metrics: Tensor  # as METRICS of DRQN names them
+    priorities: np.ndarray  # (batch,)
+
+
+class R2D2(PrioritizedDRQN):
+    """DRQN that replays what surprised it, after a burn-in of its memory."""
+
+    name: ClassVar[str] = "r2d2"
+    config_class: ClassVar[type[Config]] = R2D2Config
+    last_sequence_priorities: np.ndarray | None = None  # of the last update, (batch,)
 
     @torch.no_grad()
     def burn_in(self, network: LSTMQNetwork, chunks: Chunks) -> State:

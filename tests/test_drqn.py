@@ -181,6 +181,17 @@ def test_sample_is_time_first() -> None:
     assert [part.shape for part in chunks.state] == [(5, 4), (5, 4)]
 
 
+def test_starts_are_given_to_the_network_only_where_one_lies_inside() -> None:
+    rows = np.zeros(3, chunk_dtype(2, 4, 6))
+    rows["episode_start"][0, 0] = rows["episode_start"][1, 2] = True
+    chunks = Chunks.from_rows(rows)
+    assert chunks.start_times == [0, 2]
+    inside = chunks.starts(0, 7)
+    assert inside is not None and torch.equal(inside, chunks.episode_start)
+    for first, last in ((0, 2), (2, 7), (3, 7)):
+        assert chunks.starts(first, last) is None
+
+
 def test_samples_and_open_chunks_survive_a_round_trip() -> None:
     def make() -> RecurrentReplayBuffer:
         return RecurrentReplayBuffer(20, chunk_dtype(2, 4, 6), 3, 2, 0.9, 7)
