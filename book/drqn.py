@@ -33,6 +33,7 @@
 # %%
 #| export
 import dataclasses
+import functools
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, NamedTuple, Self
@@ -48,7 +49,6 @@ from rlbook.dqn import (
     Adam,
     DQNConfig,
     apply_gradients,
-    dqn_target,
     epsilon_greedy,
     flatten_parameters,
     loss_and_slope,
@@ -172,15 +172,63 @@ assert success(forgetful) == 0.5
 # Here $x_t$ is the input of the LSTM, $\sigma$ the logistic function, which maps any number to one
 # between 0 and 1, and $\odot$ the product entry by entry.
 #
-# The network is an encoder (the layers of DQN), one LSTM, and a linear head that turns $h_t$ into
-# the value of each action. Two rules make it an agent's memory. At the start of an episode it is
-# zero. And it must be zeroed wherever an episode starts *inside* a sequence, too; between two such
-# places the whole piece is one fast call: `torch.lstm`, which is what `nn.LSTM` calls after some
-# checks.
-#
-# Going back through time is left to autograd. Through encoder and head you go by hand, as in DQN,
-# which takes a third of the time: `trace` returns the values and what the way back needs, and
-# `backward` writes the gradient of all weights, given the slope at the values.
+# Two rules make it an agent's memory. At the start of an episode it is zero. And it must be zeroed
+# wherever an episode starts *inside* a sequence, too; between two such places the whole piece is one
+# fast call: `torch.lstm`, which is what `nn.LSTM` calls after some checks. It needs to keep what the
+# way back will ask for only if autograd is on.
+
+# %%
+#| export
+State = tuple[Tensor, ...]  # what is remembered: tensors of (batch, units), zero at the start
+
+
+class EpisodicLSTM(nn.LSTM):
+    """An LSTM that forgets everything where an episode starts."""
+
+    def __init__(self, inputs: int, units: int) -> None:
+        super().__init__(inputs, units)
+        self.stack = tuple(self.all_weights[0])  # quicker to reach
+
+    def initial_state(self, batch: int) -> State:
+        """Return the memory of `batch` episodes that have seen nothing yet."""
+        zeros = self.stack[0].new_zeros(batch, self.hidden_size)
+        return zeros, zeros
+
+    def unroll(self, x: Tensor, state: State, episode_start: Tensor | None) -> tuple[Tensor, State]:
+        """Run over (time, batch, inputs); return the outputs and the memory, (1, batch, units)."""
+        hidden, cell = state
+        state = hidden.unsqueeze(0), cell.unsqueeze(0)  # `torch.lstm` could have several layers
+        if episode_start is None:  # no episode starts in it
+            return self.read(x, state)
+        starts = episode_start.any(dim=1).nonzero().flatten().tolist()
+        outputs = []
+        for first, last in pairwise(sorted({0, *starts, len(x)})):
+            if first in starts:
+                state = reset_state(state, episode_start[first])
+            output, state = self.read(x[first:last], state)
+            outputs.append(output)
+        return torch.cat(outputs), state
+
+    def read(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """Run over a piece of one episode (time, batch, inputs) in one call."""
+        learning = torch.is_grad_enabled()
+        kind = True, 1, 0.0, learning, False, False  # biases, one layer, no dropout, one direction
+        outputs, hidden, cell = torch.lstm(x, state, self.stack, *kind)
+        return outputs, (hidden, cell)
+
+    def step(self, x: Tensor, state: State) -> State:
+        """Take one step from (batch, inputs): quicker than a sequence of length one."""
+        return torch.lstm_cell(x, state, *self.stack)
+
+
+def reset_state(state: State, episode_start: Tensor) -> State:
+    """Forget everything where an episode starts."""
+    return tuple(part.masked_fill(episode_start.unsqueeze(1), 0.0) for part in state)
+
+
+# %% [markdown]
+# The network is an encoder (the layers of DQN), this LSTM, and a linear head that turns $h_t$ into
+# the value of each action.
 
 # %%
 #| export
@@ -198,14 +246,63 @@ class Encoder(MLP):
         """Write the gradient of all weights over the old one, given that of the output."""
         *inputs, out = inputs
         if inputs:  # the last ReLU is shut where the output is 0
-            through = torch.ops.aten.threshold_backward(slope.flatten(0, -2), out, 0)
-            super().backward(inputs, through)
+            slope = slope.flatten(0, -2)
+            torch.ops.aten.threshold_backward.grad_input(slope, out, 0, grad_input=slope)
+            super().backward(inputs, slope)
 
 # %%
 #| export
-State = tuple[Tensor, ...]  # what is remembered: tensors of (batch, units), zero at the start
+class SequenceQNetwork(nn.Module):
+    """From the observations of an episode so far to the value of each action."""
+
+    def __init__(self, inputs: int, actions: int, hidden: tuple[int, ...], units: int) -> None:
+        super().__init__()
+        self.encoder = Encoder((inputs, *hidden))
+        self.lstm = EpisodicLSTM((inputs, *hidden)[-1], units)
+        self.head = nn.Linear(units, actions)
+
+    def initial_state(self, batch: int) -> State:
+        """Return the memory of `batch` episodes that have seen nothing yet."""
+        return self.lstm.initial_state(batch)
+
+    def reset_state(self, state: State, episode_start: Tensor) -> State:
+        """Forget everything where an episode starts."""
+        return reset_state(state, episode_start)
+
+    def unroll(
+        self, obs: Tensor, state: State, episode_start: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """Run over observations (time, batch, inputs); return outputs and the memory at the end."""
+        outputs, (hidden, cell) = self.lstm.unroll(self.encoder(obs), state, episode_start)
+        return outputs, (hidden.squeeze(0), cell.squeeze(0))
+
+    def values(self, outputs: Tensor) -> Tensor:
+        """Return the values (..., actions) that follow from what the LSTM says (..., units)."""
+        rows, weight = outputs.flatten(0, -2), self.head.weight.t()
+        return torch.addmm(self.head.bias, rows, weight).unflatten(0, outputs.shape[:-1])
+
+    def q_values_sequence(
+        self, obs: Tensor, state: State, episode_start: Tensor | None
+    ) -> Tensor:
+        """Return the values (time, batch, actions) along (time, batch, inputs)."""
+        return self.values(self.lstm.unroll(self.encoder(obs), state, episode_start)[0])
+
+    def act(
+        self, obs: Tensor, state: State, episode_start: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """Take one step: return the values (batch, actions) and the memory after it."""
+        state = state if episode_start is None else self.reset_state(state, episode_start)
+        state = self.lstm.step(self.encoder(obs), state)
+        return self.head(state[0]), state
 
 
+# %% [markdown]
+# Going back through time is left to autograd. Through encoder and head you go by hand, as in DQN,
+# which takes a third of the time: `trace` returns the values and what the way back needs, and
+# `backward` writes the gradient of all weights, given the slope at the values.
+
+# %%
+#| export
 class SequenceTrace(NamedTuple):
     """What the way back through a network needs."""
 
@@ -214,76 +311,31 @@ class SequenceTrace(NamedTuple):
     outputs: Tensor  # (time, batch, units), from where autograd knows the way to `encoded`
 
 
-class LSTMQNetwork(nn.Module):
-    """From the observations of an episode so far to the value of each action."""
+class LSTMQNetwork(SequenceQNetwork):
+    """The same network, which goes back by hand where that is quicker."""
 
-    def __init__(self, inputs: int, actions: int, hidden: tuple[int, ...], units: int) -> None:
-        super().__init__()
-        self.encoder = Encoder((inputs, *hidden))
-        self.lstm = nn.LSTM((inputs, *hidden)[-1], units)
-        self.head = nn.Linear(units, actions)
-
-    def initial_state(self, batch: int) -> State:
-        """Return the memory of `batch` episodes that have seen nothing yet."""
-        zeros = self.head.weight.new_zeros(batch, self.lstm.hidden_size)
-        return zeros, zeros
-
-    def reset_state(self, state: State, episode_start: Tensor) -> State:
-        """Forget everything where an episode starts."""
-        return tuple(part.masked_fill(episode_start.unsqueeze(1), 0.0) for part in state)
-
-    def unroll(self, obs: Tensor, state: State, episode_start: Tensor) -> tuple[Tensor, State]:
-        """Run over observations (time, batch, inputs); return outputs and the memory at the end."""
-        return self.recall(self.encoder(obs), state, episode_start)
-
-    def recall(self, encoded: Tensor, state: State, episode_start: Tensor) -> tuple[Tensor, State]:
-        """Run the LSTM over (time, batch, inputs); return its outputs and the memory at the end."""
-        starts = np.flatnonzero(episode_start.cpu().numpy().any(axis=1)).tolist()
-        weights, outputs = tuple(self.lstm.all_weights[0]), []
-        for first, last in pairwise(sorted({0, *starts, len(encoded)})):
-            if first in starts:
-                state = self.reset_state(state, episode_start[first])
-            memory = [part.unsqueeze(0) for part in state]  # (layers, batch, units)
-            kind = True, 1, 0.0, True, False, False  # biases, one layer, no dropout, one direction
-            output, hidden, cell = torch.lstm(encoded[first:last], memory, weights, *kind)
-            state = hidden.squeeze(0), cell.squeeze(0)
-            outputs.append(output)
-        return (outputs[0] if len(outputs) == 1 else torch.cat(outputs)), state
-
-    def q_values_sequence(self, obs: Tensor, state: State, episode_start: Tensor) -> Tensor:
-        """Return the values (time, batch, actions) along (time, batch, inputs)."""
-        return self.head(self.unroll(obs, state, episode_start)[0])
-
+    @torch.no_grad()
     def trace(
-        self, obs: Tensor, state: State, episode_start: Tensor
+        self, obs: Tensor, state: State, episode_start: Tensor | None
     ) -> tuple[Tensor, SequenceTrace]:
         """Return the values as `q_values_sequence` does, and what `backward` needs."""
-        with torch.no_grad():
-            encoded, layers = self.encoder.trace(obs)
-        encoded = encoded.detach().requires_grad_()
-        outputs, _ = self.recall(encoded, state, episode_start)
-        with torch.no_grad():
-            return self.head(outputs), SequenceTrace(layers, encoded, outputs)
+        encoded, layers = self.encoder.trace(obs)
+        with torch.enable_grad():
+            encoded = encoded.detach().requires_grad_()
+            outputs, _ = self.lstm.unroll(encoded, state, episode_start)
+        return self.values(outputs), SequenceTrace(layers, encoded, outputs)
 
+    @torch.no_grad()
     def backward(self, trace: SequenceTrace, slope: Tensor) -> None:
         """Write the gradient of all weights over the old one, given that of the values."""
-        said, rows = trace.outputs.detach().flatten(0, 1), slope.flatten(0, 1)
+        said, rows = trace.outputs.flatten(0, 1), slope.flatten(0, 1)
         torch.mm(rows.t(), said, out=self.head.weight.grad)
         torch.sum(rows, dim=0, out=self.head.bias.grad)
-        weights = list(self.lstm.parameters())
-        heard = slope @ self.head.weight.detach()  # the slope at the outputs of the LSTM
+        heard = rows.mm(self.head.weight).view_as(trace.outputs)  # the slope at the outputs
+        weights = self.lstm.stack
         seen, *found = torch.autograd.grad(trace.outputs, [trace.encoded, *weights], heard)
         torch._foreach_copy_([weight.grad for weight in weights if weight.grad is not None], found)
         self.encoder.backward(trace.layers, seen)
-
-    def act(
-        self, obs: Tensor, state: State, episode_start: Tensor | None = None
-    ) -> tuple[Tensor, State]:
-        """Take one step: return the values (batch, actions) and the memory after it."""
-        hidden, cell = state if episode_start is None else self.reset_state(state, episode_start)
-        weights = self.lstm.all_weights[0]
-        state = torch.lstm_cell(self.encoder(obs), (hidden, cell), *weights)  # quicker for one step
-        return self.head(state[0]), state
 
 
 # %% [markdown]
@@ -379,19 +431,23 @@ def chunk_dtype(inputs: int, units: int, length: int) -> np.dtype:
 
 # %%
 #| export
+@functools.cache
+def reward_weights(length: int, n: int, gamma: float) -> np.ndarray:
+    """Return a square matrix: how much the reward of each row counts in each column's return."""
+    later = np.subtract.outer(np.arange(length), np.arange(length))  # steps from column to row
+    return np.where((later >= 0) & (later < n), gamma ** np.maximum(later, 0), 0.0)
+
+
 def n_step_chunks(rows: np.ndarray, n: int, gamma: float) -> np.ndarray:
     """Return chunks whose rewards are n-step returns, cut short where the chunk's steps end."""
-    rows, time = rows.copy(), np.arange(rows["action"].shape[1])
-    end = (rows["mask"] * (time + 1)).max(axis=1, keepdims=True)  # one past the last step
+    rows, mask = rows.copy(), rows["mask"]
+    time = np.arange(mask.shape[1])
+    end = (mask * (time + 1)).max(axis=1, keepdims=True)  # one past the last step
     bootstrap = np.maximum(np.minimum(time + n, end), time)  # at most n steps on, (chunks, time)
-    rewards = np.where(rows["mask"], rows["reward"], 0.0)
-    returns = np.zeros_like(rewards)
-    for k in range(min(n, len(time))):
-        returns[:, : len(time) - k] += gamma**k * rewards[:, k:]
     last = np.maximum(bootstrap - 1, 0)  # the step that leads to the observation of the bootstrap
-    rows["terminated"] = np.take_along_axis(rows["terminated"], last, axis=1) & rows["mask"]
-    rows["reward"], rows["discount"] = returns, gamma ** (bootstrap - time)
-    rows["bootstrap"] = bootstrap
+    rows["terminated"] = np.take_along_axis(rows["terminated"], last, axis=1) & mask
+    rows["reward"] = (rows["reward"] * mask) @ reward_weights(len(time), n, gamma)
+    rows["discount"], rows["bootstrap"] = gamma ** (bootstrap - time), bootstrap
     return rows
 
 
@@ -412,7 +468,9 @@ assert chunk["terminated"][:3].tolist() == [False, True, True]
 
 # %% [markdown]
 # `nn.LSTM` wants time as the first dimension and the batch as the second, so a batch is turned round
-# once, when it becomes tensors.
+# once, when it becomes tensors. At that moment it is also cheap to note when episodes start. A chunk
+# that begins with its episode needs no reset, since the memory that lies beside it is zero; a network is
+# told of starts only if there are others, which `starts` finds out.
 
 # %%
 #| export
@@ -429,27 +487,81 @@ class Chunks:
     episode_start: Tensor  # (time + 1, batch)
     mask: Tensor  # (time, batch)
     state: State  # (batch, units), twice
+    start_times: list[int]  # at which an episode starts in one of them
 
     @classmethod
     def from_rows(cls, rows: np.ndarray, **more: Any) -> Self:
         """Turn rows, the batch first, into tensors with time first; take what else there is."""
         parts = {name: rows[name] for name in rows.dtype.names or ()}
+        start_times = np.flatnonzero(parts["episode_start"].any(axis=0)).tolist()
         state = torch.from_numpy(parts.pop("hidden")), torch.from_numpy(parts.pop("cell"))
-        turned = {name: np.ascontiguousarray(part.swapaxes(0, 1)) for name, part in parts.items()}
-        tensors = {name: torch.from_numpy(part) for name, part in turned.items()}
-        return cls(state=state, **tensors, **more)
+        tensors = {name: torch.from_numpy(x.swapaxes(0, 1).copy()) for name, x in parts.items()}
+        return cls(**tensors, state=state, start_times=start_times, **more)
+
+    def starts(self, first: int, last: int) -> Tensor | None:
+        """Return where episodes start in a piece of time, or None if none starts inside it."""
+        inside = any(first < time < last for time in self.start_times)
+        return self.episode_start[first:last] if inside else None
 
     def to(self, device: torch.device) -> Self:
         """Move all tensors to a device."""
         if self.obs.device == device:
             return self
-        moved = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
-        return dataclasses.replace(self, state=tuple(p.to(device) for p in self.state), **moved)
+        moved: dict[str, Any] = {"state": tuple(part.to(device) for part in self.state)}
+        moved |= {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
+        return dataclasses.replace(self, **moved)
 
 
 # %% [markdown]
-# Each environment fills an open chunk of its own. `append` takes one step of all of them; the
-# memory that it is given is the one *before* the step, and only an empty chunk keeps it.
+# Each environment fills an open chunk of its own. The memory that comes with a step is the one *before*
+# it, and only an empty chunk keeps it.
+
+# %%
+#| export
+class OpenChunks:
+    """For each environment one chunk that is still being filled."""
+
+    def __init__(self, num_envs: int, dtype: np.dtype) -> None:
+        self.rows = np.zeros(num_envs, dtype)
+        self.filled = np.zeros(num_envs, dtype=np.int64)  # where the next step of each goes
+        self.envs, self.length = np.arange(num_envs), self.rows["action"].shape[1]
+
+    def begin(self, episode_start: np.ndarray, state: tuple[np.ndarray, np.ndarray]) -> None:
+        """Keep the memory that a new chunk starts from."""
+        if not self.filled.all():
+            empty = np.flatnonzero(self.filled == 0)
+            self.rows["hidden"][empty], self.rows["cell"][empty] = state[0][empty], state[1][empty]
+
+    def write(self, next_obs: np.ndarray, **step: np.ndarray) -> None:
+        """Add one step of each environment."""
+        rows, envs = self.rows, self.envs
+        for name, part in step.items():
+            rows[name][envs, self.filled] = part
+        rows["mask"][envs, self.filled] = True
+        self.filled += 1
+        rows["obs"][envs, self.filled] = next_obs
+
+    def take(self, envs: np.ndarray, ended: np.ndarray) -> np.ndarray:
+        """Hand out the chunks of these environments and begin new ones."""
+        rows = self.rows[envs]
+        self.rows[envs] = np.zeros((), rows.dtype)
+        self.filled[envs] = 0
+        return rows
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the chunks and how full each is."""
+        rows, filled = self.rows.view(np.uint8), self.filled
+        return {"open": torch.from_numpy(rows), "filled": torch.from_numpy(filled)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over stored chunks."""
+        self.rows[:] = state["open"].numpy().view(self.rows.dtype)
+        self.filled[:] = state["filled"].numpy()
+
+
+# %% [markdown]
+# The buffer is a ring of closed chunks beside the open ones. `append` takes one step of all
+# environments, and moves those chunks into the ring that are full or whose episode is over.
 
 # %%
 #| export
@@ -460,10 +572,8 @@ class RecurrentReplayBuffer:
         self, capacity: int, dtype: np.dtype, num_envs: int, n: int, gamma: float, seed: int
     ) -> None:
         self.ring = ReplayBuffer(capacity, dtype, seed)
+        self.open = OpenChunks(num_envs, dtype)
         self.n, self.gamma = n, gamma
-        self.open = np.zeros(num_envs, dtype)
-        self.filled = np.zeros(num_envs, dtype=np.int64)  # where the next step of each goes
-        self.length = self.open["action"].shape[1]
 
     def __len__(self) -> int:
         return len(self.ring)
@@ -471,43 +581,22 @@ class RecurrentReplayBuffer:
     def append(
         self,
         *,
-        obs: np.ndarray,  # (num_envs, inputs)
-        action: np.ndarray,  # (num_envs,)
-        reward: np.ndarray,  # (num_envs,)
-        next_obs: np.ndarray,  # (num_envs, inputs), the true successor
-        terminated: np.ndarray,  # (num_envs,)
         truncated: np.ndarray,  # (num_envs,)
-        episode_start: np.ndarray,  # (num_envs,)
-        state: tuple[np.ndarray, np.ndarray],  # (num_envs, units), before this step
+        state: tuple[np.ndarray, np.ndarray],  # (num_envs, units), zero where an episode starts
+        **step: np.ndarray,  # obs, action, reward, next_obs, terminated, episode_start
     ) -> None:
         """Store one step of each environment; a chunk closes when full or when its episode ends."""
-        self.begin(episode_start, state)
-        chunk, now = self.open, (np.arange(len(self.open)), self.filled.copy())
-        chunk["obs"][now], chunk["action"][now], chunk["reward"][now] = obs, action, reward
-        chunk["terminated"][now], chunk["episode_start"][now] = terminated, episode_start
-        chunk["mask"][now] = True
-        self.filled += 1
-        chunk["obs"][now[0], self.filled] = next_obs
-        ended = terminated | truncated
-        complete = np.flatnonzero(ended | (self.filled == self.length))
-        if len(complete):
-            self.close(complete, ended[complete])
-
-    def begin(self, episode_start: np.ndarray, state: tuple[np.ndarray, np.ndarray]) -> None:
-        """Keep the memory that a new chunk starts from; an episode that was left is cut off."""
-        if episode_start.any():
-            left = np.flatnonzero(episode_start & (self.filled > 0))  # `learn` was called again
-            if len(left):
-                self.close(left, np.ones(len(left), dtype=bool))
-        if not self.filled.all():
-            empty = np.flatnonzero(self.filled == 0)
-            self.open["hidden"][empty], self.open["cell"][empty] = state[0][empty], state[1][empty]
+        start, ended = step["episode_start"], step["terminated"] | truncated
+        if start.any():  # an episode that was left, since `learn` was called again, is cut off
+            self.close(np.flatnonzero(start & (self.open.filled > 0)), start)
+        self.open.begin(start, state)
+        self.open.write(**step)
+        self.close(np.flatnonzero(ended | (self.open.filled == self.open.length)), ended)
 
     def close(self, envs: np.ndarray, ended: np.ndarray) -> None:
-        """Move the open chunks of these environments into the ring and begin new ones."""
-        self.store(n_step_chunks(self.open[envs], self.n, self.gamma))
-        self.open[envs] = np.zeros((), self.open.dtype)
-        self.filled[envs] = 0
+        """Move the open chunks of these environments into the ring."""
+        if len(envs):
+            self.store(n_step_chunks(self.open.take(envs, ended[envs]), self.n, self.gamma))
 
     def store(self, rows: np.ndarray) -> None:
         """Put closed chunks into the ring."""
@@ -519,18 +608,12 @@ class RecurrentReplayBuffer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the ring and the open chunks."""
-        open_chunks = torch.from_numpy(self.open.view(np.uint8))
-        return {
-            "ring": self.ring.state_dict(),
-            "open": open_chunks,
-            "filled": torch.from_numpy(self.filled),
-        }
+        return {"ring": self.ring.state_dict(), **self.open.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a stored ring and stored open chunks."""
         self.ring.load_state_dict(state["ring"])
-        self.open[:] = state["open"].numpy().view(self.open.dtype)
-        self.filled[:] = state["filled"].numpy()
+        self.open.load_state_dict(state)
 
 
 # %% [markdown]
@@ -556,7 +639,7 @@ def one_step(buffer: Any, number: int, start: bool, end: bool) -> None:
 buffer = RecurrentReplayBuffer(10, chunk_dtype(1, 1, 3), num_envs=1, n=1, gamma=0.9, seed=0)
 for number in range(5):
     one_step(buffer, number, start=number in (0, 4), end=number == 3)
-assert len(buffer) == 2 and buffer.filled.tolist() == [1]  # two closed, one step in the open one
+assert len(buffer) == 2 and buffer.open.filled.tolist() == [1]  # two closed, one step in the open one
 closed = buffer.ring.rows[:2]
 assert closed["mask"].tolist() == [[True, True, True], [True, False, False]]
 assert closed["obs"][0, :, 0].tolist() == [0, 1, 2, 3]
@@ -577,7 +660,7 @@ for episode, length in enumerate(rng.integers(5, 45, size=9)):
         last = t == length - 1 and episode < 8
         one_step(buffer, number, start=t == 0, end=last)
         number += 1
-pieces = np.concatenate((buffer.ring.rows[: len(buffer)], buffer.open))
+pieces = np.concatenate((buffer.ring.rows[: len(buffer)], buffer.open.rows))
 image = np.full((*pieces["mask"].shape, 3), 0.85)
 figure, ax = plt.subplots(figsize=(7, 4))
 for i, piece in enumerate(pieces):
@@ -602,9 +685,7 @@ plt.show()
 #
 # $$L = \frac{\sum_{t,b} m_{t,b}\,\bigl(Q(o_{\le t}, a_t) - y_t\bigr)^2}{\sum_{t,b} m_{t,b}}.$$
 #
-# The target of a step is that of DQN. `masked_fill` writes a 0 over value and target of each padded
-# step before anything is summed, so that no number in it can matter, not even one that is no number:
-# to multiply by the mask would not do, since 0 × NaN is NaN.
+# First a check of shapes, since a wrong one would be broadcast into a wrong loss.
 
 # %%
 #| export
@@ -618,8 +699,39 @@ def check_steps(shape: torch.Size, **steps: Tensor) -> None:
 # As in DQN, the slope of the loss is known: $2 m_{t,b}\,\delta_{t,b} / \sum m$ in the value of the action
 # taken at a step, and 0 in the values of the others. (Huber's is the error clipped to ±1 instead of
 # doubled.) So `sequence_slope` computes value and slope together, without autograd, and the agent
-# goes on from there. `sequence_loss` is for those who want a loss that autograd knows: `KnownSlope`
-# tells it the slope.
+# goes on from there. Each step has a share $m_{t,b} / \sum m$ in all means, and a padded one has none.
+
+# %%
+#| export
+METRICS = ("loss", "q_mean", "target_mean", "td_error_abs")
+
+
+@torch.no_grad()
+def sequence_slope(
+    q: Tensor,  # (time, batch, actions), and maybe more times, whose values are not trained
+    action: Tensor,  # (time, batch)
+    target: Tensor,  # (time, batch)
+    mask: Tensor,  # (time, batch)
+    weights: Tensor | None = None,  # (batch,), of each chunk
+    huber: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the slope of the loss at q, METRICS as one tensor, and the TD errors (time, batch)."""
+    share, taken = mask / mask.sum(), action.unsqueeze(2)  # a padded step has no share
+    chosen = q.gather(2, taken).squeeze(2)
+    error = chosen - target
+    each, slope = loss_and_slope(error, huber)  # the loss of one step, and its slope
+    if weights is not None:
+        each, slope = each * weights, slope * weights
+    gradient = torch.zeros_like(q).scatter_(2, taken, (slope * share).unsqueeze(2))
+    means = torch.stack([each, chosen, target, error.abs()]).flatten(1).mv(share.flatten())
+    return gradient, means, error
+
+
+# %% [markdown]
+# `sequence_loss` is for those who want a loss that autograd knows: `KnownSlope` tells it the slope. It
+# also trusts nobody. `masked_fill` writes a 0 over action, value and target of each padded step before
+# anything is computed, so that nothing in it can matter, not even what is no number: a share of 0
+# would not do, since 0 × NaN is NaN. (In a chunk of the buffer all padding is zeros.)
 
 # %%
 #| export
@@ -638,42 +750,44 @@ class KnownSlope(torch.autograd.Function):
         return grad * ctx.saved_tensors[0], None, None
 
 
-@torch.no_grad()
-def sequence_slope(
-    q: Tensor,  # (time, batch, actions)
-    action: Tensor,  # (time, batch)
-    target: Tensor,  # (time, batch)
-    mask: Tensor,  # (time, batch)
-    weights: Tensor | float = 1.0,  # (batch,) or a number
-    huber: bool = False,
-) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-    """Return the slope of the loss at q, named metrics, and the TD errors (time, batch)."""
-    check_steps(q.shape[:2], action=action, target=target, mask=mask)
-    padded, count = ~mask, mask.sum()
-    taken = action.masked_fill(padded, 0).unsqueeze(2)  # a padded action may be no action at all
-    chosen = q.gather(2, taken).squeeze(2).masked_fill_(padded, 0.0)
-    target = target.masked_fill(padded, 0.0)
-    error = chosen - target  # 0 at padded steps
-    each, slope = loss_and_slope(error, huber)  # the loss of one step, and its slope
-    share = weights / count
-    gradient = torch.zeros_like(q).scatter_(2, taken, (slope * share).unsqueeze(2))
-    sums = torch.stack([chosen, target, error.abs()]).sum(dim=(1, 2)) / count
-    names = ("q_mean", "target_mean", "td_error_abs")
-    metrics = {"loss": (each * share).sum(), **dict(zip(names, sums, strict=True))}
-    return gradient, metrics, error
-
-
 def sequence_loss(
     q: Tensor,
     action: Tensor,
     target: Tensor,
     mask: Tensor,
-    weights: Tensor | float = 1.0,
+    weights: Tensor | None = None,
     huber: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
     """Return the weighted mean over true steps, with its gradient in q, metrics and TD errors."""
-    slope, metrics, error = sequence_slope(q, action, target, mask, weights, huber)
+    check_steps(q.shape[:2], action=action, target=target, mask=mask)
+    padded = ~mask
+    action, target = action.masked_fill(padded, 0), target.masked_fill(padded, 0.0)
+    values = q.detach().masked_fill(padded.unsqueeze(2), 0.0)
+    slope, means, error = sequence_slope(values, action, target, mask, weights, huber)
+    metrics = dict(zip(METRICS, means, strict=True))
     return KnownSlope.apply(q, metrics["loss"], slope), metrics, error
+
+
+# %% [markdown]
+# The target of a step is that of DQN, in two parts, because a chunk needs the first at all times and the
+# second only where it bootstraps: the value of the best action, and the reward plus its discounted
+# value, if there is a successor.
+
+# %%
+#| export
+def best_values(q_target: Tensor, q_online: Tensor | None) -> Tensor:
+    """Return the target network's values (...) of the best actions, from values (..., actions)."""
+    if q_online is None:
+        return q_target.amax(dim=-1)
+    choice = q_online.argmax(dim=-1, keepdim=True)  # Double: the online network chooses
+    return q_target.gather(-1, choice).squeeze(-1)
+
+
+def bootstrapped(
+    reward: Tensor, discount: Tensor, terminated: Tensor, next_value: Tensor
+) -> Tensor:
+    """Return the reward plus the discounted value of the successor, if there is one."""
+    return torch.addcmul(reward, discount, next_value.masked_fill(terminated, 0.0))
 
 
 # %%
@@ -692,7 +806,8 @@ def drqn_loss(
     """Return the mean squared (or Huber) TD error over the steps that exist, and named metrics."""
     check_steps(q.shape[:2], reward=reward, discount=discount, terminated=terminated)
     with torch.no_grad():
-        target = dqn_target(reward, discount, terminated, next_q_target, next_q_online)
+        next_value = best_values(next_q_target, next_q_online)
+        target = bootstrapped(reward, discount, terminated, next_value)
     loss, metrics, _ = sequence_loss(q, action, target, mask, huber=huber)
     return loss, metrics
 
@@ -716,20 +831,14 @@ loss, metrics = drqn_loss(
 assert loss == 1.0 and metrics["target_mean"] == 3.0
 
 # %% [markdown]
-# The values at the times of the bootstrap come from one unrolling over all observations of the
-# chunk. The target network unrolls with its own weights: its memory of the chunk is its own.
+# In an update the values of all next observations come from one unrolling over the whole chunk, and
+# `bootstrap` says which of them each step needs. The target network unrolls with its own weights: its
+# memory of the chunk is its own. By hand, for a chunk of three steps with two-step returns:
 
 # %%
-#| export
-def at_time(values: Tensor, index: Tensor) -> Tensor:
-    """Pick from values (time + 1, batch, actions) those at the times in index (time, batch)."""
-    return values.gather(0, index.unsqueeze(2).expand(-1, -1, values.shape[2]))
-
-
-# %%
-values = torch.arange(8.0).view(4, 1, 2)  # (time 4, batch 1, actions 2)
-picked = at_time(values, torch.tensor([[2], [3], [3]]))
-assert picked.squeeze(1).tolist() == [[4, 5], [6, 7], [6, 7]]
+values = torch.tensor([[0.0], [1.0], [2.0], [3.0]])  # (time 4, batch 1), of the best actions
+picked = values.gather(0, torch.tensor([[2], [3], [3]]))  # two steps on, or at the chunk's end
+assert picked.flatten().tolist() == [2, 3, 3]
 
 # %% [markdown]
 # ## The settings
@@ -857,25 +966,15 @@ class RecurrentQAgent(Agent):
 
 
 # %% [markdown]
-# The second half is learning. `observe` hands the memory from *before* the step to the buffer, and
-# `update` unrolls both networks over the same chunks, each from the memory that they start with.
+# The second part is experience. `observe` hands the memory from *before* the step to the buffer, and
+# `sample` draws from it.
 
 # %%
 #| export
-class DRQN(RecurrentQAgent):
-    """DQN with an LSTM: it learns from chunks of episodes."""
+class ChunkCollector(RecurrentQAgent):
+    """Keeps what it sees as chunks of episodes, and draws from them."""
 
-    name: ClassVar[str] = "drqn"
-    config_class: ClassVar[type[Config]] = DRQNConfig
-    parts: ClassVar[tuple[str, ...]] = ("online", "target", "optimizer", "replay")
-    compiled: ClassVar[tuple[str, ...]] = ("target.q_values_sequence",)
     replay: RecurrentReplayBuffer
-
-    def build(self) -> None:
-        """Make networks, optimiser and buffer."""
-        super().build()
-        self.optimizer = Adam([self.weights], lr=self.config.lr)
-        self.replay = self.make_replay()
 
     def make_replay(self) -> RecurrentReplayBuffer:
         """Make the buffer."""
@@ -890,57 +989,78 @@ class DRQN(RecurrentQAgent):
 
     def observe(self, transition: Transition) -> None:
         """Append the step to the open chunks."""
-        hidden, cell, previous = self.remember(transition.state, transition.episode_start)
+        start, state = transition.episode_start, transition.state
+        state = self.remember(None, start) if state is None else state
+        hidden, cell, previous = (part.cpu().numpy() for part in state)
+        if start.any():  # what was before an episode is forgotten, as in `act`
+            hidden, cell, previous = (x * ~start[:, None] for x in (hidden, cell, previous))
         action = transition.action - self.action_space.start
         self.replay.append(
-            obs=self.sight.see(transition.obs, previous.cpu().numpy()),
+            obs=self.sight.see(transition.obs, previous),
             action=action,
             reward=transition.reward * self.config.reward_scale,
             next_obs=self.sight.see(transition.next_obs, self.sight.one_hot(action)),
             terminated=transition.terminated,
             truncated=transition.truncated,
-            episode_start=transition.episode_start,
-            state=(hidden.cpu().numpy(), cell.cpu().numpy()),
+            episode_start=start,
+            state=(hidden, cell),
         )
+
+    def sample(self) -> Chunks:
+        """Draw a batch from the replay buffer."""
+        return self.replay.sample(self.config.batch_size).to(self.device)
+
+
+# %% [markdown]
+# The third part is learning. `update` unrolls both networks over the same chunks, each from the memory
+# that they start with.
+
+# %%
+#| export
+class DRQN(ChunkCollector):
+    """DQN with an LSTM: it learns from chunks of episodes."""
+
+    name: ClassVar[str] = "drqn"
+    config_class: ClassVar[type[Config]] = DRQNConfig
+    parts: ClassVar[tuple[str, ...]] = ("online", "target", "optimizer", "replay")
+    compiled: ClassVar[tuple[str, ...]] = ("target.q_values_sequence",)
+
+    def build(self) -> None:
+        """Make networks, optimiser and buffer."""
+        super().build()
+        self.optimizer = Adam([self.weights], lr=self.config.lr)
+        self.replay = self.make_replay()
 
     def updates_due(self) -> int:
         """Say how many updates the last step made due, once the buffer holds a batch."""
         enough = len(self.replay) >= self.config.batch_size
         return self.config.updates_due(self.global_step) if enough else 0
 
-    def sample(self) -> Chunks:
-        """Draw a batch from the replay buffer."""
-        return self.replay.sample(self.config.batch_size).to(self.device)
-
     def start(self, chunks: Chunks) -> State:
         """Return the memory that chunks start from."""
         stored = self.config.start_state == "stored"
         return chunks.state if stored else self.online.initial_state(chunks.mask.shape[1])
 
+    @torch.no_grad()  # the network knows the way back by itself
     def update(self, batch: Chunks) -> UpdateResult:
         """Make one gradient step on the TD errors of a batch of chunks."""
-        config, start = self.config, self.start(batch)
-        q, trace = self.online.trace(batch.obs, start, batch.episode_start)
-        with torch.no_grad():  # the target network remembers with its own weights
-            q_target = self.target.q_values_sequence(batch.obs, start, batch.episode_start)
-        next_q = at_time(q_target, batch.bootstrap)
-        next_q_online = at_time(q, batch.bootstrap) if config.double else None
-        y = dqn_target(batch.reward, batch.discount, batch.terminated, next_q, next_q_online)
-        steps = batch.action, y, batch.mask
-        slope, metrics, _ = sequence_slope(q[:-1], *steps, huber=config.huber)
+        config, start, starts = self.config, self.start(batch), batch.starts(0, len(batch.obs))
+        q, trace = self.online.trace(batch.obs, start, starts)
+        q_target = self.target.q_values_sequence(batch.obs, start, starts)  # a memory of its own
+        values = best_values(q_target, q if config.double else None)  # (time + 1, batch)
+        next_value = values.gather(0, batch.bootstrap)
+        y = bootstrapped(batch.reward, batch.discount, batch.terminated, next_value)
+        slope, metrics, _ = sequence_slope(q, batch.action, y, batch.mask, huber=config.huber)
         return self.descend(trace, slope, metrics)
 
-    def descend(
-        self, trace: SequenceTrace, slope: Tensor, metrics: dict[str, Tensor]
-    ) -> UpdateResult:
+    def descend(self, trace: SequenceTrace, slope: Tensor, metrics: Tensor) -> UpdateResult:
         """Make the gradient step, then move the target network if it is time."""
         config = self.config
-        slope = nn.functional.pad(slope, (0, 0, 0, 0, 0, 1))  # the last values only bootstrap
         self.online.backward(trace, slope)
         apply_gradients(self.optimizer, config.lr_now(self.global_step), config.max_grad_norm)
         if (self.updates + 1) % config.target_every == 0:
             self.target_weights.data.lerp_(self.weights.data, config.tau)  # all weights at once
-        values = {name: float(value) for name, value in metrics.items()}
+        values = dict(zip(METRICS, metrics.tolist(), strict=True))
         return UpdateResult(values["loss"], values)
 
 

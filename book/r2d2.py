@@ -31,6 +31,7 @@
 
 # %%
 #| export
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -39,16 +40,17 @@ import torch
 from torch import Tensor
 
 from rlbook.agent import UpdateResult
-from rlbook.dqn import dqn_target
 from rlbook.drqn import (
     DRQN,
     Chunks,
     DRQNConfig,
     LSTMQNetwork,
+    OpenChunks,
     RecurrentReplayBuffer,
     SequenceTrace,
     State,
-    at_time,
+    best_values,
+    bootstrapped,
     check_steps,
     chunk_dtype,
     sequence_loss,
@@ -65,7 +67,6 @@ from time import perf_counter
 
 import matplotlib.pyplot as plt
 
-import rlbook.r2d2 as finished  # what is used here before it is built
 from rlbook.envs import make_env
 from rlbook.figures import (
     COLORS,
@@ -206,11 +207,10 @@ def surprises(agent: DRQN, count: int) -> np.ndarray:
     batch = Chunks.from_rows(agent.replay.ring.rows[: len(agent.replay)][-count:])
     q = agent.online.q_values_sequence(batch.obs, batch.state, batch.episode_start)
     q_target = agent.target.q_values_sequence(batch.obs, batch.state, batch.episode_start)
-    steps = (batch.action, batch.reward, batch.discount, batch.terminated, batch.mask)
-    values = at_time(q_target, batch.bootstrap), at_time(q, batch.bootstrap)
-    weights = torch.ones(q.shape[1])
-    _, _, error = finished.r2d2_loss(q[:-1], *steps, weights, *values)
-    return np.sort((error.abs().sum(0) / batch.mask.sum(0)).numpy())[::-1]
+    next_value = best_values(q_target, q).gather(0, batch.bootstrap)
+    y = bootstrapped(batch.reward, batch.discount, batch.terminated, next_value)
+    _, _, error = sequence_slope(q, batch.action, y, batch.mask)
+    return np.sort(((error.abs() * batch.mask).sum(0) / batch.mask.sum(0)).numpy())[::-1]
 
 
 errors = surprises(plain, 600)
@@ -231,15 +231,15 @@ assert tenth > 0.2  # chunks that are all alike would give 0.1
 # would do, but finding the chunk under the point takes a pass over all of them. A tree in which each
 # node holds the sum below it finds it in $\log N$ steps: from the top down, pass over the children
 # that end before the point, subtract what they hold, and go into the next one. A new mass changes
-# only the sums on its way up. Sixteen children a node suit NumPy better than two: a few more sums
-# in each call, and a quarter of the calls.
+# only the sums on its way up. 128 children a node suit NumPy better than two: more sums in each call,
+# which it does fast, and a seventh of the calls.
 
 # %%
 #| export
 class SumTree:
     """Leaves with a mass each; a node knows the mass below it, so a draw takes log(n) steps."""
 
-    def __init__(self, capacity: int, children: int = 16) -> None:
+    def __init__(self, capacity: int, children: int = 128) -> None:
         self.levels: list[np.ndarray] = []  # the top first; (nodes above, children)
         nodes = capacity
         while not self.levels or nodes > 1:
@@ -256,19 +256,20 @@ class SumTree:
 
     def set(self, indices: np.ndarray, masses: np.ndarray | float) -> None:
         """Give leaves new masses, and sum anew on the way up to the top."""
-        nodes, sums = np.asarray(indices), masses
-        for level in reversed(self.levels):
-            level.reshape(-1)[nodes] = sums
-            nodes = nodes // level.shape[1]
-            sums = level[nodes].sum(axis=1)
+        nodes, (below, *above) = np.asarray(indices), reversed(self.levels)
+        below.reshape(-1)[nodes] = masses
+        for level in above:
+            nodes = nodes // below.shape[1]
+            level.reshape(-1)[nodes] = below[nodes].sum(axis=1)
+            below = level
 
     def find(self, points: np.ndarray) -> np.ndarray:
         """Return the leaf under each point of [0, total), all leaves laid end to end."""
         nodes, rows = np.zeros(len(points), dtype=np.int64), np.arange(len(points))
         for level in self.levels:
             ends = level[nodes].cumsum(axis=1)  # (points, children), where each child's mass ends
-            beyond = (points[:, None] >= ends) & (ends < ends[:, -1:])  # rounding may overshoot
-            child = beyond.sum(axis=1)
+            points = np.minimum(points, np.nextafter(ends[:, -1], 0.0))  # rounding may overshoot
+            child = (ends <= points[:, None]).sum(axis=1)
             points = points - np.where(child > 0, ends[rows, child - 1], 0.0)
             nodes = level.shape[1] * nodes + child
         return nodes
@@ -285,18 +286,9 @@ assert [level.tolist() for level in tree.levels] == [[[3, 5]], [[1, 2], [3, 2]]]
 assert tree.total == 8 and tree.find(np.array([0.5, 1.5, 4.5, 7.9])).tolist() == [0, 1, 2, 3]
 
 # %% [markdown]
-# ## The buffer
+# ## The chunks
 #
-# Chunks are stored as in DRQN: this class inherits all of it. It adds three things.
-#
-# **Priorities.** The mass of a chunk is its priority to the power $\alpha$; $\alpha = 0$ draws
-# uniformly. A new chunk gets the highest priority so far, so that it is seen soon. Drawing some
-# chunks more often would make the average loss another one; importance weights undo that,
-#
-# $$w_i = \bigl(N\,P(i)\bigr)^{-\beta} \Big/ \max_j \bigl(N\,P(j)\bigr)^{-\beta} ,$$
-#
-# where $j$ runs over the batch, fully when $\beta$ has risen to 1 at the end of training. Dividing
-# by the largest keeps them from making steps larger.
+# Chunks are filled as in DRQN, but for two things.
 #
 # **Room for burn-in.** The first `burn_in` steps of a chunk will only be read. At the start of an
 # episode there is nothing to read, and nothing needed: the memory is zero, and known. So the first
@@ -305,10 +297,71 @@ assert tree.total == 8 and tree.find(np.array([0.5, 1.5, 4.5, 7.9])).tolist() ==
 #
 # **Overlap.** The next chunk of an episode repeats the last `overlap` steps of the one before. With
 # as much overlap as burn-in, each step is trained exactly once. The memory at the place where the
-# next chunk starts is needed, so the buffer keeps the trail of memories of the open chunks.
+# next chunk starts is needed, so the open chunks keep the trail of their memories.
 
 # %%
 #| export
+class OverlappingChunks(OpenChunks):
+    """Open chunks that begin with burn-in, and repeat the end of the chunk before."""
+
+    def __init__(self, num_envs: int, dtype: np.dtype, burn_in: int, overlap: int) -> None:
+        super().__init__(num_envs, dtype)
+        self.burn_in, self.overlap = burn_in, overlap
+        units = self.rows["hidden"].shape[1]
+        self.trail = np.zeros((2, num_envs, self.length, units), np.float32)  # memory at each step
+
+    def begin(self, episode_start: np.ndarray, state: tuple[np.ndarray, np.ndarray]) -> None:
+        """Begin an episode after the burn-in, where its memory is known: zero."""
+        super().begin(episode_start, state)
+        if episode_start.any():
+            self.filled[episode_start] = self.burn_in
+        if self.overlap:
+            for trail, part in zip(self.trail, state, strict=True):
+                trail[self.envs, self.filled] = part
+
+    def take(self, envs: np.ndarray, ended: np.ndarray) -> np.ndarray:
+        """Hand out chunks; where the episode goes on, the next repeats the last steps."""
+        rows, going = super().take(envs, ended), envs[~ended]
+        if self.overlap and len(going):
+            full, first = rows[~ended], self.length - self.overlap
+            chunk: np.ndarray = np.zeros(len(going), rows.dtype)
+            for name in ("action", "reward", "terminated", "mask"):
+                chunk[name][:, : self.overlap] = full[name][:, first:]
+            for name in ("obs", "episode_start"):
+                chunk[name][:, : self.overlap + 1] = full[name][:, first:]
+            chunk["hidden"], chunk["cell"] = self.trail[:, going, first]
+            self.trail[:, going, : self.overlap] = self.trail[:, going, first:]
+            self.rows[going], self.filled[going] = chunk, self.overlap
+        return rows
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the open chunks and their memories."""
+        return {**super().state_dict(), "trail": torch.from_numpy(self.trail)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over stored chunks and their memories."""
+        super().load_state_dict(state)
+        self.trail[:] = state["trail"].numpy()
+
+
+# %% [markdown]
+# ## The weights
+#
+# Drawing some chunks more often would make the average loss another one; importance weights undo that,
+#
+# $$w_i = \bigl(N\,P(i)\bigr)^{-\beta} \Big/ \max_j \bigl(N\,P(j)\bigr)^{-\beta} ,$$
+#
+# where $j$ runs over the batch, fully when $\beta$ has risen to 1 at the end of training. Dividing
+# by the largest keeps them from making steps larger.
+
+# %%
+#| export
+def importance_weights(masses: np.ndarray, total: float, count: int, beta: float) -> np.ndarray:
+    """Return the weights of drawn chunks, given their masses and that of all `count` chunks."""
+    weights = (masses * (count / total)) ** -beta
+    return (weights / weights.max()).astype(np.float32)
+
+
 @dataclass(frozen=True)
 class PrioritizedChunks(Chunks):
     """Chunks, where they lie in the buffer, and how much each counts."""
@@ -317,53 +370,30 @@ class PrioritizedChunks(Chunks):
     weights: Tensor  # (batch,)
 
 
+# %% [markdown]
+# By hand: of two chunks the first has three quarters of the mass. It is drawn three times as often, so
+# with $\beta = 1$ it weighs a third of the other.
+
+# %%
+assert np.allclose(importance_weights(np.array([3.0, 1.0]), 4.0, count=2, beta=1.0), [1 / 3, 1])
+
+# %% [markdown]
+# ## The buffer
+#
+# DRQN's buffer, with priorities. The mass of a chunk is its priority to the power $\alpha$; $\alpha = 0$
+# draws uniformly. A new chunk gets the highest priority so far, so that it is seen soon.
+
 # %%
 #| export
 class PrioritizedRecurrentReplayBuffer(RecurrentReplayBuffer):
     """DRQN's buffer, drawn from by priority; its chunks may overlap and begin with burn-in."""
 
-    def __init__(
-        self,
-        capacity: int,
-        dtype: np.dtype,
-        num_envs: int,
-        n: int,
-        gamma: float,
-        seed: int,
-        *,
-        alpha: float = 0.6,
-        burn_in: int = 0,
-        overlap: int = 0,
-    ) -> None:
-        super().__init__(capacity, dtype, num_envs, n, gamma, seed)
-        self.alpha, self.burn_in, self.overlap = alpha, burn_in, overlap
-        self.tree = SumTree(capacity)
+    def __init__(self, *args: Any, alpha: float = 0.6, burn_in: int = 0, overlap: int = 0) -> None:
+        super().__init__(*args)  # what DRQN's buffer takes
+        rows = self.open.rows
+        self.open = OverlappingChunks(len(rows), rows.dtype, burn_in, overlap)
+        self.alpha, self.tree = alpha, SumTree(len(self.ring.rows))
         self.highest = 1.0  # priority of a new chunk: as high as any so far
-        units = self.open["hidden"].shape[1]
-        self.trail = np.zeros((2, num_envs, self.length, units), np.float32)  # memory at each step
-
-    def begin(self, episode_start: np.ndarray, state: tuple[np.ndarray, np.ndarray]) -> None:
-        """Begin an episode after the burn-in, where its memory is known: zero."""
-        super().begin(episode_start, state)
-        if episode_start.any():
-            self.filled[episode_start] = self.burn_in
-        self.trail[:, np.arange(len(self.open)), self.filled] = state
-
-    def close(self, envs: np.ndarray, ended: np.ndarray) -> None:
-        """Store the open chunks; where the episode goes on, the next repeats the last steps."""
-        repeated, first = self.open[envs[~ended]], self.length - self.overlap
-        super().close(envs, ended)
-        if self.overlap == 0:
-            return
-        going = envs[~ended]
-        chunk: np.ndarray = np.zeros(len(going), self.open.dtype)
-        for name in ("action", "reward", "terminated", "mask"):
-            chunk[name][:, : self.overlap] = repeated[name][:, first:]
-        for name in ("obs", "episode_start"):
-            chunk[name][:, : self.overlap + 1] = repeated[name][:, first:]
-        chunk["hidden"], chunk["cell"] = self.trail[:, going, first]
-        self.trail[:, going, : self.overlap] = self.trail[:, going, first:]
-        self.open[going], self.filled[going] = chunk, self.overlap
 
     def store(self, rows: np.ndarray) -> None:
         """Put closed chunks into the ring, each with the highest priority."""
@@ -373,37 +403,31 @@ class PrioritizedRecurrentReplayBuffer(RecurrentReplayBuffer):
 
     def sample(self, batch_size: int, beta: float = 1.0) -> PrioritizedChunks:
         """Draw chunks in proportion to priority ** alpha, with weights that make up for it."""
-        points = self.ring.generator.random(batch_size) * self.tree.total
-        indices = self.tree.find(points)
-        chances = self.tree[indices] / self.tree.total
-        weights = (len(self) * chances) ** -beta
-        share = torch.from_numpy((weights / weights.max()).astype(np.float32))
+        total = self.tree.total
+        indices = self.tree.find(self.ring.generator.random(batch_size) * total)
+        weights = torch.from_numpy(importance_weights(self.tree[indices], total, len(self), beta))
         rows = self.ring.rows.take(indices)
-        return PrioritizedChunks.from_rows(rows, indices=indices, weights=share)
+        return PrioritizedChunks.from_rows(rows, indices=indices, weights=weights)
 
     def update_priorities(self, indices: np.ndarray, priorities: np.ndarray) -> None:
         """Give chunks new priorities."""
         priorities = np.maximum(np.asarray(priorities, dtype=np.float64), 1e-6)  # none is lost
-        if len(indices) != len(priorities) or not np.isfinite(priorities).all():
+        highest = float(priorities.max())
+        if len(indices) != len(priorities) or not math.isfinite(highest):
             raise ValueError("update_priorities needs one finite priority for each index.")
         self.tree.set(indices, priorities**self.alpha)
-        self.highest = max(self.highest, float(priorities.max()))
+        self.highest = max(self.highest, highest)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what DRQN's buffer does, and the priorities."""
-        return {
-            **super().state_dict(),
-            "masses": torch.from_numpy(self.tree[: len(self)]),
-            "highest": self.highest,
-            "trail": torch.from_numpy(self.trail),
-        }
+        masses = torch.from_numpy(self.tree[: len(self)])
+        return {**super().state_dict(), "masses": masses, "highest": self.highest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a stored buffer and its priorities."""
         super().load_state_dict(state)
-        self.tree = SumTree(len(self.ring.rows))
+        self.tree, self.highest = SumTree(len(self.ring.rows)), state["highest"]
         self.tree.set(np.arange(len(self)), state["masses"].numpy())
-        self.highest, self.trail[:] = state["highest"], state["trail"].numpy()
 
 
 # %% [markdown]
@@ -484,7 +508,7 @@ rng, sizes = np.random.default_rng(0), [10**3, 10**4, 10**5, 10**6]
 with_tree, with_pass = [], []
 for size in sizes:
     large = PrioritizedRecurrentReplayBuffer(size, chunk_dtype(1, 1, 1), 1, 1, 0.9, 0)
-    large.store(np.zeros(size, large.open.dtype))
+    large.store(np.zeros(size, large.open.rows.dtype))
     large.update_priorities(np.arange(size), rng.random(size))
     masses = large.tree[:size].copy()
 
@@ -509,7 +533,7 @@ print(f"a thousand times the chunks cost {with_tree[-1] / with_tree[0]:.1f} time
 assert with_tree[-1] / with_tree[0] < 20
 
 # %% [markdown]
-# For a thousand chunks the tree has three levels, for a million five; the rest is memory that no
+# For a thousand chunks the tree has two levels, for a million three; the rest is memory that no
 # longer fits the cache.
 #
 # ## Value rescaling
@@ -591,17 +615,12 @@ assert ((rescale_inverse(rescale(x)) - x).abs() / x).max() < 1e-5
 #| export
 @torch.no_grad()
 def r2d2_target(
-    reward: Tensor,
-    discount: Tensor,
-    terminated: Tensor,
-    next_q_target: Tensor,
-    next_q_online: Tensor | None = None,
-    rescaling: bool = False,
+    reward: Tensor, discount: Tensor, terminated: Tensor, next_value: Tensor, rescaling: bool
 ) -> Tensor:
-    """Return DQN's target, which values on a squashed scale leave and come back to."""
-    values = rescale_inverse(next_q_target) if rescaling else next_q_target
-    target = dqn_target(reward, discount, terminated, values, next_q_online)
-    return rescale(target) if rescaling else target
+    """Return DRQN's target, which values on a squashed scale leave and come back to."""
+    if not rescaling:
+        return bootstrapped(reward, discount, terminated, next_value)
+    return rescale(bootstrapped(reward, discount, terminated, rescale_inverse(next_value)))
 
 
 def r2d2_loss(
@@ -621,8 +640,8 @@ def r2d2_loss(
     check_steps(q.shape[:2], reward=reward, discount=discount, terminated=terminated)
     if weights.shape != q.shape[1:2]:
         raise ValueError(f"weights must be ({q.shape[1]},), not {tuple(weights.shape)}.")
-    steps = reward, discount, terminated, next_q_target, next_q_online
-    target = r2d2_target(*steps, rescaling=rescaling)
+    next_value = best_values(next_q_target, next_q_online)
+    target = r2d2_target(reward, discount, terminated, next_value, rescaling)
     return sequence_loss(q, action, target, mask, weights, huber)
 
 
@@ -711,31 +730,15 @@ class R2D2Config(DRQNConfig):
 # %% [markdown]
 # ## The agent
 #
-# Two methods of DRQN change. `sample` draws by priority. `update` asks `assess` for the slope of the
-# loss, makes its gradient step and stores how much each chunk surprised it this time. `assess` burns
-# in both networks, each with its own weights and without a gradient, and takes the slope of the
-# steps after.
+# Two methods of DRQN change. The first is `sample`, which draws by priority.
 
 # %%
 #| export
-class Assessment(NamedTuple):
-    """What a batch of chunks says about the network."""
+class PrioritizedDRQN(DRQN):
+    """DRQN that draws its chunks by priority."""
 
-    trace: SequenceTrace
-    slope: Tensor  # (time, batch, actions), of the loss at the values
-    metrics: dict[str, Tensor]
-    priorities: np.ndarray  # (batch,)
-
-# %%
-#| export
-class R2D2(DRQN):
-    """DRQN that replays what surprised it, after a burn-in of its memory."""
-
-    name: ClassVar[str] = "r2d2"
-    config_class: ClassVar[type[Config]] = R2D2Config
     config: R2D2Config
     replay: PrioritizedRecurrentReplayBuffer
-    last_sequence_priorities: np.ndarray | None = None  # of the last update, (batch,)
 
     def make_replay(self) -> PrioritizedRecurrentReplayBuffer:
         """Make the buffer."""
@@ -761,33 +764,60 @@ class R2D2(DRQN):
         """Draw a batch by priority."""
         return self.replay.sample(self.config.batch_size, self.beta()).to(self.device)
 
+
+# %% [markdown]
+# The second is `update`. It asks `assess` for the slope of the loss, makes its gradient step and stores
+# how much each chunk surprised it this time. `assess` burns in both networks, each with its own weights
+# and without a gradient, and takes the slope of the steps after.
+
+# %%
+#| export
+class Assessment(NamedTuple):
+    """What a batch of chunks says about the network."""
+
+    trace: SequenceTrace
+    slope: Tensor  # (time, batch, actions), of the loss at the values
+    metrics: Tensor  # as METRICS of DRQN names them
+    priorities: np.ndarray  # (batch,)
+
+
+# %%
+#| export
+class R2D2(PrioritizedDRQN):
+    """DRQN that replays what surprised it, after a burn-in of its memory."""
+
+    name: ClassVar[str] = "r2d2"
+    config_class: ClassVar[type[Config]] = R2D2Config
+    last_sequence_priorities: np.ndarray | None = None  # of the last update, (batch,)
+
     @torch.no_grad()
     def burn_in(self, network: LSTMQNetwork, chunks: Chunks) -> State:
         """Return a network's memory after the first steps of chunks, with no gradient."""
         steps, start = self.config.burn_in, self.start(chunks)
         if steps == 0:
             return start
-        return network.unroll(chunks.obs[:steps], start, chunks.episode_start[:steps])[1]
+        _, memory = network.unroll(chunks.obs[:steps], start, chunks.starts(0, steps))
+        return network.reset_state(memory, chunks.episode_start[steps])
 
+    @torch.no_grad()
     def assess(self, batch: PrioritizedChunks) -> Assessment:
         """Return the slope of a batch's loss, its metrics and the priority of each chunk."""
         config, first = self.config, self.config.burn_in
-        obs, episode_start = batch.obs[first:], batch.episode_start[first:]
-        q, trace = self.online.trace(obs, self.burn_in(self.online, batch), episode_start)
-        with torch.no_grad():  # the target network reads, and remembers, for itself
-            start = self.burn_in(self.target, batch)
-            q_target = self.target.q_values_sequence(obs, start, episode_start)
-        bootstrap, mask = batch.bootstrap[first:] - first, batch.mask[first:]
+        obs, mask = batch.obs[first:], batch.mask[first:]
+        starts = batch.starts(first, len(batch.obs))
+        q, trace = self.online.trace(obs, self.burn_in(self.online, batch), starts)
+        memory = self.burn_in(self.target, batch)  # the target network reads, too, for itself
+        q_target = self.target.q_values_sequence(obs, memory, starts)
+        values = best_values(q_target, q if config.double else None)  # from `first` on
         y = r2d2_target(
             batch.reward[first:],
             batch.discount[first:],
             batch.terminated[first:],
-            at_time(q_target, bootstrap),
-            at_time(q, bootstrap) if config.double else None,
+            values.gather(0, batch.bootstrap[first:] - first),
             config.value_rescaling,
         )
-        steps = q[:-1], batch.action[first:], y, mask
-        slope, metrics, error = sequence_slope(*steps, batch.weights, config.huber)
+        action = batch.action[first:]
+        slope, metrics, error = sequence_slope(q, action, y, mask, batch.weights, config.huber)
         priorities = sequence_priorities(error, mask, config.eta).cpu().numpy()
         return Assessment(trace, slope, metrics, priorities)
 
@@ -989,7 +1019,7 @@ for name, run in result["runs"].items():
 # others. Which number should startle you?
 
 # %%
-def importance_weights(masses: np.ndarray, total: float, count: int, beta: float) -> np.ndarray:
+def weights_of_drawn(masses: np.ndarray, total: float, count: int, beta: float) -> np.ndarray:
     """Return the weights of drawn chunks."""
     chances = masses / total
     weights = (count * chances) ** beta
@@ -997,7 +1027,7 @@ def importance_weights(masses: np.ndarray, total: float, count: int, beta: float
 
 
 masses = np.array([10.0, 1.0, 1.0, 1.0])
-print(importance_weights(masses, total=13.0, count=4, beta=1.0))
+print(weights_of_drawn(masses, total=13.0, count=4, beta=1.0))
 
 # %% [markdown]
 # <details>
@@ -1008,13 +1038,13 @@ print(importance_weights(masses, total=13.0, count=4, beta=1.0))
 # print 0.1, 1, 1, 1.
 #
 # ```python
-# def importance_weights(masses: np.ndarray, total: float, count: int, beta: float) -> np.ndarray:
+# def weights_of_drawn(masses: np.ndarray, total: float, count: int, beta: float) -> np.ndarray:
 #     """Return the weights of drawn chunks."""
 #     chances = masses / total
 #     weights = (count * chances) ** -beta
 #     return weights / weights.max()
 #
-# assert np.allclose(importance_weights(masses, 13.0, 4, beta=1.0), [0.1, 1, 1, 1])
+# assert np.allclose(weights_of_drawn(masses, 13.0, 4, beta=1.0), [0.1, 1, 1, 1])
 # ```
 #
 # </details>

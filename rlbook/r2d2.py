@@ -4,10 +4,13 @@ __all__ = [
     "R2D2",
     "RESCALE_EPSILON",
     "Assessment",
+    "OverlappingChunks",
     "PrioritizedChunks",
+    "PrioritizedDRQN",
     "PrioritizedRecurrentReplayBuffer",
     "R2D2Config",
     "SumTree",
+    "importance_weights",
     "r2d2_loss",
     "r2d2_target",
     "rescale",
@@ -17,6 +20,7 @@ __all__ = [
 ]
 
 # %% book/r2d2.py · R2D2: replaying what surprised you
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -25,16 +29,17 @@ import torch
 from torch import Tensor
 
 from rlbook.agent import UpdateResult
-from rlbook.dqn import dqn_target
 from rlbook.drqn import (
     DRQN,
     Chunks,
     DRQNConfig,
     LSTMQNetwork,
+    OpenChunks,
     RecurrentReplayBuffer,
     SequenceTrace,
     State,
-    at_time,
+    best_values,
+    bootstrapped,
     check_steps,
     chunk_dtype,
     sequence_loss,
@@ -48,7 +53,7 @@ from rlbook.settings import Config, setting
 class SumTree:
     """Leaves with a mass each; a node knows the mass below it, so a draw takes log(n) steps."""
 
-    def __init__(self, capacity: int, children: int = 16) -> None:
+    def __init__(self, capacity: int, children: int = 128) -> None:
         self.levels: list[np.ndarray] = []  # the top first; (nodes above, children)
         nodes = capacity
         while not self.levels or nodes > 1:
@@ -65,25 +70,76 @@ class SumTree:
 
     def set(self, indices: np.ndarray, masses: np.ndarray | float) -> None:
         """Give leaves new masses, and sum anew on the way up to the top."""
-        nodes, sums = np.asarray(indices), masses
-        for level in reversed(self.levels):
-            level.reshape(-1)[nodes] = sums
-            nodes = nodes // level.shape[1]
-            sums = level[nodes].sum(axis=1)
+        nodes, (below, *above) = np.asarray(indices), reversed(self.levels)
+        below.reshape(-1)[nodes] = masses
+        for level in above:
+            nodes = nodes // below.shape[1]
+            level.reshape(-1)[nodes] = below[nodes].sum(axis=1)
+            below = level
 
     def find(self, points: np.ndarray) -> np.ndarray:
         """Return the leaf under each point of [0, total), all leaves laid end to end."""
         nodes, rows = np.zeros(len(points), dtype=np.int64), np.arange(len(points))
         for level in self.levels:
             ends = level[nodes].cumsum(axis=1)  # (points, children), where each child's mass ends
-            beyond = (points[:, None] >= ends) & (ends < ends[:, -1:])  # rounding may overshoot
-            child = beyond.sum(axis=1)
+            points = np.minimum(points, np.nextafter(ends[:, -1], 0.0))  # rounding may overshoot
+            child = (ends <= points[:, None]).sum(axis=1)
             points = points - np.where(child > 0, ends[rows, child - 1], 0.0)
             nodes = level.shape[1] * nodes + child
         return nodes
 
 
-# %% book/r2d2.py · The buffer
+# %% book/r2d2.py · The chunks
+class OverlappingChunks(OpenChunks):
+    """Open chunks that begin with burn-in, and repeat the end of the chunk before."""
+
+    def __init__(self, num_envs: int, dtype: np.dtype, burn_in: int, overlap: int) -> None:
+        super().__init__(num_envs, dtype)
+        self.burn_in, self.overlap = burn_in, overlap
+        units = self.rows["hidden"].shape[1]
+        self.trail = np.zeros((2, num_envs, self.length, units), np.float32)  # memory at each step
+
+    def begin(self, episode_start: np.ndarray, state: tuple[np.ndarray, np.ndarray]) -> None:
+        """Begin an episode after the burn-in, where its memory is known: zero."""
+        super().begin(episode_start, state)
+        if episode_start.any():
+            self.filled[episode_start] = self.burn_in
+        if self.overlap:
+            for trail, part in zip(self.trail, state, strict=True):
+                trail[self.envs, self.filled] = part
+
+    def take(self, envs: np.ndarray, ended: np.ndarray) -> np.ndarray:
+        """Hand out chunks; where the episode goes on, the next repeats the last steps."""
+        rows, going = super().take(envs, ended), envs[~ended]
+        if self.overlap and len(going):
+            full, first = rows[~ended], self.length - self.overlap
+            chunk: np.ndarray = np.zeros(len(going), rows.dtype)
+            for name in ("action", "reward", "terminated", "mask"):
+                chunk[name][:, : self.overlap] = full[name][:, first:]
+            for name in ("obs", "episode_start"):
+                chunk[name][:, : self.overlap + 1] = full[name][:, first:]
+            chunk["hidden"], chunk["cell"] = self.trail[:, going, first]
+            self.trail[:, going, : self.overlap] = self.trail[:, going, first:]
+            self.rows[going], self.filled[going] = chunk, self.overlap
+        return rows
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the open chunks and their memories."""
+        return {**super().state_dict(), "trail": torch.from_numpy(self.trail)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over stored chunks and their memories."""
+        super().load_state_dict(state)
+        self.trail[:] = state["trail"].numpy()
+
+
+# %% book/r2d2.py · The weights
+def importance_weights(masses: np.ndarray, total: float, count: int, beta: float) -> np.ndarray:
+    """Return the weights of drawn chunks, given their masses and that of all `count` chunks."""
+    weights = (masses * (count / total)) ** -beta
+    return (weights / weights.max()).astype(np.float32)
+
+
 @dataclass(frozen=True)
 class PrioritizedChunks(Chunks):
     """Chunks, where they lie in the buffer, and how much each counts."""
@@ -92,51 +148,16 @@ class PrioritizedChunks(Chunks):
     weights: Tensor  # (batch,)
 
 
+# %% book/r2d2.py · The buffer
 class PrioritizedRecurrentReplayBuffer(RecurrentReplayBuffer):
     """DRQN's buffer, drawn from by priority; its chunks may overlap and begin with burn-in."""
 
-    def __init__(
-        self,
-        capacity: int,
-        dtype: np.dtype,
-        num_envs: int,
-        n: int,
-        gamma: float,
-        seed: int,
-        *,
-        alpha: float = 0.6,
-        burn_in: int = 0,
-        overlap: int = 0,
-    ) -> None:
-        super().__init__(capacity, dtype, num_envs, n, gamma, seed)
-        self.alpha, self.burn_in, self.overlap = alpha, burn_in, overlap
-        self.tree = SumTree(capacity)
+    def __init__(self, *args: Any, alpha: float = 0.6, burn_in: int = 0, overlap: int = 0) -> None:
+        super().__init__(*args)  # what DRQN's buffer takes
+        rows = self.open.rows
+        self.open = OverlappingChunks(len(rows), rows.dtype, burn_in, overlap)
+        self.alpha, self.tree = alpha, SumTree(len(self.ring.rows))
         self.highest = 1.0  # priority of a new chunk: as high as any so far
-        units = self.open["hidden"].shape[1]
-        self.trail = np.zeros((2, num_envs, self.length, units), np.float32)  # memory at each step
-
-    def begin(self, episode_start: np.ndarray, state: tuple[np.ndarray, np.ndarray]) -> None:
-        """Begin an episode after the burn-in, where its memory is known: zero."""
-        super().begin(episode_start, state)
-        if episode_start.any():
-            self.filled[episode_start] = self.burn_in
-        self.trail[:, np.arange(len(self.open)), self.filled] = state
-
-    def close(self, envs: np.ndarray, ended: np.ndarray) -> None:
-        """Store the open chunks; where the episode goes on, the next repeats the last steps."""
-        repeated, first = self.open[envs[~ended]], self.length - self.overlap
-        super().close(envs, ended)
-        if self.overlap == 0:
-            return
-        going = envs[~ended]
-        chunk: np.ndarray = np.zeros(len(going), self.open.dtype)
-        for name in ("action", "reward", "terminated", "mask"):
-            chunk[name][:, : self.overlap] = repeated[name][:, first:]
-        for name in ("obs", "episode_start"):
-            chunk[name][:, : self.overlap + 1] = repeated[name][:, first:]
-        chunk["hidden"], chunk["cell"] = self.trail[:, going, first]
-        self.trail[:, going, : self.overlap] = self.trail[:, going, first:]
-        self.open[going], self.filled[going] = chunk, self.overlap
 
     def store(self, rows: np.ndarray) -> None:
         """Put closed chunks into the ring, each with the highest priority."""
@@ -146,37 +167,31 @@ class PrioritizedRecurrentReplayBuffer(RecurrentReplayBuffer):
 
     def sample(self, batch_size: int, beta: float = 1.0) -> PrioritizedChunks:
         """Draw chunks in proportion to priority ** alpha, with weights that make up for it."""
-        points = self.ring.generator.random(batch_size) * self.tree.total
-        indices = self.tree.find(points)
-        chances = self.tree[indices] / self.tree.total
-        weights = (len(self) * chances) ** -beta
-        share = torch.from_numpy((weights / weights.max()).astype(np.float32))
+        total = self.tree.total
+        indices = self.tree.find(self.ring.generator.random(batch_size) * total)
+        weights = torch.from_numpy(importance_weights(self.tree[indices], total, len(self), beta))
         rows = self.ring.rows.take(indices)
-        return PrioritizedChunks.from_rows(rows, indices=indices, weights=share)
+        return PrioritizedChunks.from_rows(rows, indices=indices, weights=weights)
 
     def update_priorities(self, indices: np.ndarray, priorities: np.ndarray) -> None:
         """Give chunks new priorities."""
         priorities = np.maximum(np.asarray(priorities, dtype=np.float64), 1e-6)  # none is lost
-        if len(indices) != len(priorities) or not np.isfinite(priorities).all():
+        highest = float(priorities.max())
+        if len(indices) != len(priorities) or not math.isfinite(highest):
             raise ValueError("update_priorities needs one finite priority for each index.")
         self.tree.set(indices, priorities**self.alpha)
-        self.highest = max(self.highest, float(priorities.max()))
+        self.highest = max(self.highest, highest)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what DRQN's buffer does, and the priorities."""
-        return {
-            **super().state_dict(),
-            "masses": torch.from_numpy(self.tree[: len(self)]),
-            "highest": self.highest,
-            "trail": torch.from_numpy(self.trail),
-        }
+        masses = torch.from_numpy(self.tree[: len(self)])
+        return {**super().state_dict(), "masses": masses, "highest": self.highest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a stored buffer and its priorities."""
         super().load_state_dict(state)
-        self.tree = SumTree(len(self.ring.rows))
+        self.tree, self.highest = SumTree(len(self.ring.rows)), state["highest"]
         self.tree.set(np.arange(len(self)), state["masses"].numpy())
-        self.highest, self.trail[:] = state["highest"], state["trail"].numpy()
 
 
 # %% book/r2d2.py · Value rescaling
@@ -199,17 +214,12 @@ def rescale_inverse(x: Tensor) -> Tensor:
 # %% book/r2d2.py · The loss
 @torch.no_grad()
 def r2d2_target(
-    reward: Tensor,
-    discount: Tensor,
-    terminated: Tensor,
-    next_q_target: Tensor,
-    next_q_online: Tensor | None = None,
-    rescaling: bool = False,
+    reward: Tensor, discount: Tensor, terminated: Tensor, next_value: Tensor, rescaling: bool
 ) -> Tensor:
-    """Return DQN's target, which values on a squashed scale leave and come back to."""
-    values = rescale_inverse(next_q_target) if rescaling else next_q_target
-    target = dqn_target(reward, discount, terminated, values, next_q_online)
-    return rescale(target) if rescaling else target
+    """Return DRQN's target, which values on a squashed scale leave and come back to."""
+    if not rescaling:
+        return bootstrapped(reward, discount, terminated, next_value)
+    return rescale(bootstrapped(reward, discount, terminated, rescale_inverse(next_value)))
 
 
 def r2d2_loss(
@@ -229,8 +239,8 @@ def r2d2_loss(
     check_steps(q.shape[:2], reward=reward, discount=discount, terminated=terminated)
     if weights.shape != q.shape[1:2]:
         raise ValueError(f"weights must be ({q.shape[1]},), not {tuple(weights.shape)}.")
-    steps = reward, discount, terminated, next_q_target, next_q_online
-    target = r2d2_target(*steps, rescaling=rescaling)
+    next_value = best_values(next_q_target, next_q_online)
+    target = r2d2_target(reward, discount, terminated, next_value, rescaling)
     return sequence_loss(q, action, target, mask, weights, huber)
 
 
@@ -275,23 +285,11 @@ class R2D2Config(DRQNConfig):
 
 
 # %% book/r2d2.py · The agent
-class Assessment(NamedTuple):
-    """What a batch of chunks says about the network."""
+class PrioritizedDRQN(DRQN):
+    """DRQN that draws its chunks by priority."""
 
-    trace: SequenceTrace
-    slope: Tensor  # (time, batch, actions), of the loss at the values
-    metrics: dict[str, Tensor]
-    priorities: np.ndarray  # (batch,)
-
-
-class R2D2(DRQN):
-    """DRQN that replays what surprised it, after a burn-in of its memory."""
-
-    name: ClassVar[str] = "r2d2"
-    config_class: ClassVar[type[Config]] = R2D2Config
     config: R2D2Config
     replay: PrioritizedRecurrentReplayBuffer
-    last_sequence_priorities: np.ndarray | None = None  # of the last update, (batch,)
 
     def make_replay(self) -> PrioritizedRecurrentReplayBuffer:
         """Make the buffer."""
@@ -317,33 +315,51 @@ class R2D2(DRQN):
         """Draw a batch by priority."""
         return self.replay.sample(self.config.batch_size, self.beta()).to(self.device)
 
+
+class Assessment(NamedTuple):
+    """What a batch of chunks says about the network."""
+
+    trace: SequenceTrace
+    slope: Tensor  # (time, batch, actions), of the loss at the values
+    metrics: Tensor  # as METRICS of DRQN names them
+    priorities: np.ndarray  # (batch,)
+
+
+class R2D2(PrioritizedDRQN):
+    """DRQN that replays what surprised it, after a burn-in of its memory."""
+
+    name: ClassVar[str] = "r2d2"
+    config_class: ClassVar[type[Config]] = R2D2Config
+    last_sequence_priorities: np.ndarray | None = None  # of the last update, (batch,)
+
     @torch.no_grad()
     def burn_in(self, network: LSTMQNetwork, chunks: Chunks) -> State:
         """Return a network's memory after the first steps of chunks, with no gradient."""
         steps, start = self.config.burn_in, self.start(chunks)
         if steps == 0:
             return start
-        return network.unroll(chunks.obs[:steps], start, chunks.episode_start[:steps])[1]
+        _, memory = network.unroll(chunks.obs[:steps], start, chunks.starts(0, steps))
+        return network.reset_state(memory, chunks.episode_start[steps])
 
+    @torch.no_grad()
     def assess(self, batch: PrioritizedChunks) -> Assessment:
         """Return the slope of a batch's loss, its metrics and the priority of each chunk."""
         config, first = self.config, self.config.burn_in
-        obs, episode_start = batch.obs[first:], batch.episode_start[first:]
-        q, trace = self.online.trace(obs, self.burn_in(self.online, batch), episode_start)
-        with torch.no_grad():  # the target network reads, and remembers, for itself
-            start = self.burn_in(self.target, batch)
-            q_target = self.target.q_values_sequence(obs, start, episode_start)
-        bootstrap, mask = batch.bootstrap[first:] - first, batch.mask[first:]
+        obs, mask = batch.obs[first:], batch.mask[first:]
+        starts = batch.starts(first, len(batch.obs))
+        q, trace = self.online.trace(obs, self.burn_in(self.online, batch), starts)
+        memory = self.burn_in(self.target, batch)  # the target network reads, too, for itself
+        q_target = self.target.q_values_sequence(obs, memory, starts)
+        values = best_values(q_target, q if config.double else None)  # from `first` on
         y = r2d2_target(
             batch.reward[first:],
             batch.discount[first:],
             batch.terminated[first:],
-            at_time(q_target, bootstrap),
-            at_time(q, bootstrap) if config.double else None,
+            values.gather(0, batch.bootstrap[first:] - first),
             config.value_rescaling,
         )
-        steps = q[:-1], batch.action[first:], y, mask
-        slope, metrics, error = sequence_slope(*steps, batch.weights, config.huber)
+        action = batch.action[first:]
+        slope, metrics, error = sequence_slope(q, action, y, mask, batch.weights, config.huber)
         priorities = sequence_priorities(error, mask, config.eta).cpu().numpy()
         return Assessment(trace, slope, metrics, priorities)
 

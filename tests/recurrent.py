@@ -11,8 +11,8 @@ from rlbook.drqn import RecurrentReplayBuffer
 def play(buffer: RecurrentReplayBuffer, steps: int, seed: int) -> list[list[dict[str, Any]]]:
     """Fill a buffer with random episodes; return the episodes of each environment, in order."""
     rng = np.random.default_rng(seed)
-    count, inputs = buffer.open["obs"].shape[0], buffer.open["obs"].shape[2]
-    units = buffer.open["cell"].shape[1]
+    count, inputs = buffer.open.rows["obs"].shape[0], buffer.open.rows["obs"].shape[2]
+    units = buffer.open.rows["cell"].shape[1]
     episodes: list[list[dict[str, Any]]] = [[] for _ in range(count)]
     start, obs = np.ones(count, dtype=bool), rng.normal(size=(count, inputs)).astype(np.float32)
     for _ in range(steps):

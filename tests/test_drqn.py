@@ -181,6 +181,17 @@ def test_sample_is_time_first() -> None:
     assert [part.shape for part in chunks.state] == [(5, 4), (5, 4)]
 
 
+def test_starts_are_given_to_the_network_only_where_one_lies_inside() -> None:
+    rows = np.zeros(3, chunk_dtype(2, 4, 6))
+    rows["episode_start"][0, 0] = rows["episode_start"][1, 2] = True
+    chunks = Chunks.from_rows(rows)
+    assert chunks.start_times == [0, 2]
+    inside = chunks.starts(0, 7)
+    assert inside is not None and torch.equal(inside, chunks.episode_start)
+    for first, last in ((0, 2), (2, 7), (3, 7)):
+        assert chunks.starts(first, last) is None
+
+
 def test_samples_and_open_chunks_survive_a_round_trip() -> None:
     def make() -> RecurrentReplayBuffer:
         return RecurrentReplayBuffer(20, chunk_dtype(2, 4, 6), 3, 2, 0.9, 7)
@@ -188,7 +199,7 @@ def test_samples_and_open_chunks_survive_a_round_trip() -> None:
     first, second = make(), make()
     play(first, 100, 1)
     second.load_state_dict(first.state_dict())
-    assert (second.filled == first.filled).all() and first.filled.any()
+    assert (second.open.filled == first.open.filled).all() and first.open.filled.any()
     for buffer in (first, second):
         play(buffer, 50, 2)
     for _ in range(5):
@@ -199,7 +210,7 @@ def test_samples_and_open_chunks_survive_a_round_trip() -> None:
 def test_an_episode_that_was_left_is_cut_as_if_truncated() -> None:
     buffer = RecurrentReplayBuffer(20, chunk_dtype(2, 4, 6), 3, 2, 0.9, 7)
     play(buffer, 4, 1)
-    before, waiting = len(buffer), int((buffer.filled > 0).sum())
+    before, waiting = len(buffer), int((buffer.open.filled > 0).sum())
     episodes = play(buffer, 1, 2)  # all start anew, as in a second call of `learn`
     ended = sum(bool(e[0]["terminated"] or e[0]["truncated"]) for e in episodes)
     assert len(buffer) == before + waiting + ended
@@ -314,7 +325,7 @@ def test_the_memory_that_is_stored_is_the_one_before_the_step() -> None:
         )
         state = after
     assert len(agent.replay) == 2
-    np.testing.assert_array_equal(agent.replay.open["hidden"], seen[3][0].numpy())
+    np.testing.assert_array_equal(agent.replay.open.rows["hidden"], seen[3][0].numpy())
     assert not agent.replay.ring.rows["hidden"][:2].any()  # an episode starts with no memory
 
 

@@ -281,6 +281,15 @@ def test_each_network_burns_in_with_its_own_weights() -> None:
     assert not torch.equal(online[0], agent.burn_in(agent.target, batch)[0])
 
 
+def test_an_episode_that_starts_after_the_burn_in_starts_with_no_memory() -> None:
+    agent = make_agent(burn_in=8, overlap=8)
+    batch = agent.sample()
+    start, memory = batch.episode_start[8], agent.burn_in(agent.online, batch)
+    assert start.any() and not start.all()
+    for part in memory:
+        assert not part[start].any() and part[~start].any(dim=1).all()
+
+
 def test_beta_rises_to_one() -> None:
     agent = R2D2("CartPole-v1", total_steps=1_000, beta=0.4)
     betas = []
