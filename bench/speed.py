@@ -305,13 +305,13 @@ def measure_peers(rounds: int) -> dict[str, Any]:
 def bare_recurrent(agent: Any) -> Work:
     """Return a forward pass of both networks over a batch and a backward pass of one, no more."""
     batch = agent.sample()
-    start, nothing = agent.start(batch), torch.zeros_like(batch.episode_start)
+    start = agent.start(batch)
 
     def run() -> None:
         agent.weights.grad.zero_()
         with torch.no_grad():
-            agent.target.q_values_sequence(batch.obs, start, nothing)
-        q = agent.online.q_values_sequence(batch.obs, start, nothing)
+            agent.target.q_values_sequence(batch.obs, start, None)
+        q = agent.online.q_values_sequence(batch.obs, start, None)
         q.backward(torch.ones_like(q))
 
     return run

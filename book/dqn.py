@@ -794,7 +794,7 @@ class QAgent(Agent):
 
 # %%
 #| export
-@dataclass(frozen=True)
+@dataclass
 class ValuedBatch(Batch):
     """Transitions with what the target network, while it rests, says of them."""
 

@@ -362,7 +362,7 @@ def importance_weights(masses: np.ndarray, total: float, count: int, beta: float
     return (weights / weights.max()).astype(np.float32)
 
 
-@dataclass(frozen=True)
+@dataclass
 class PrioritizedChunks(Chunks):
     """Chunks, where they lie in the buffer, and how much each counts."""
 

@@ -414,7 +414,7 @@ class QAgent(Agent):
         return actions + self.action_space.start, state
 
 
-@dataclass(frozen=True)
+@dataclass
 class ValuedBatch(Batch):
     """Transitions with what the target network, while it rests, says of them."""
 

@@ -179,6 +179,7 @@ class SequenceTrace(NamedTuple):
 class LSTMQNetwork(SequenceQNetwork):
     """The same network, which goes back by hand where that is quicker."""
 
+    @torch.inference_mode(False)  # autograd is to go back through the LSTM
     @torch.no_grad()
     def trace(
         self, obs: Tensor, state: State, episode_start: Tensor | None
@@ -241,7 +242,7 @@ def n_step_chunks(rows: np.ndarray, n: int, gamma: float) -> np.ndarray:
     return rows
 
 
-@dataclass(frozen=True)
+@dataclass
 class Chunks:
     """A batch of chunks as tensors, time first."""
 
@@ -254,21 +255,20 @@ class Chunks:
     episode_start: Tensor  # (time + 1, batch)
     mask: Tensor  # (time, batch)
     state: State  # (batch, units), twice
-    start_times: list[int]  # at which an episode starts in one of them
+    starts_within: bool  # whether an episode starts anywhere but at the first step
 
     @classmethod
     def from_rows(cls, rows: np.ndarray, **more: Any) -> Self:
         """Turn rows, the batch first, into tensors with time first; take what else there is."""
         parts = {name: rows[name] for name in rows.dtype.names or ()}
-        start_times = np.flatnonzero(parts["episode_start"].any(axis=0)).tolist()
+        starts_within = bool(parts["episode_start"][:, 1:].any())
         state = torch.from_numpy(parts.pop("hidden")), torch.from_numpy(parts.pop("cell"))
         tensors = {name: torch.from_numpy(x.swapaxes(0, 1).copy()) for name, x in parts.items()}
-        return cls(**tensors, state=state, start_times=start_times, **more)
+        return cls(**tensors, state=state, starts_within=starts_within, **more)
 
     def starts(self, first: int, last: int) -> Tensor | None:
-        """Return where episodes start in a piece of time, or None if none starts inside it."""
-        inside = any(first < time < last for time in self.start_times)
-        return self.episode_start[first:last] if inside else None
+        """Return where episodes start in a piece of time; None if none starts within the chunks."""
+        return self.episode_start[first:last] if self.starts_within else None
 
     def to(self, device: torch.device) -> Self:
         """Move all tensors to a device."""
@@ -382,7 +382,6 @@ def check_steps(shape: torch.Size, **steps: Tensor) -> None:
 METRICS = ("loss", "q_mean", "target_mean", "td_error_abs")
 
 
-@torch.no_grad()
 def sequence_slope(
     q: Tensor,  # (time, batch, actions), and maybe more times, whose values are not trained
     action: Tensor,  # (time, batch)
@@ -631,7 +630,7 @@ class DRQN(ChunkCollector):
         stored = self.config.start_state == "stored"
         return chunks.state if stored else self.online.initial_state(chunks.mask.shape[1])
 
-    @torch.no_grad()  # the network knows the way back by itself
+    @torch.inference_mode()  # the network knows the way back by itself
     def update(self, batch: Chunks) -> UpdateResult:
         """Make one gradient step on the TD errors of a batch of chunks."""
         config, start, starts = self.config, self.start(batch), batch.starts(0, len(batch.obs))

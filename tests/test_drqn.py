@@ -181,15 +181,15 @@ def test_sample_is_time_first() -> None:
     assert [part.shape for part in chunks.state] == [(5, 4), (5, 4)]
 
 
-def test_starts_are_given_to_the_network_only_where_one_lies_inside() -> None:
+def test_starts_are_given_to_the_network_only_if_one_lies_within() -> None:
     rows = np.zeros(3, chunk_dtype(2, 4, 6))
-    rows["episode_start"][0, 0] = rows["episode_start"][1, 2] = True
+    rows["episode_start"][0, 0] = True
+    assert Chunks.from_rows(rows).starts(0, 7) is None  # the memory at the start is 0 already
+    rows["episode_start"][1, 2] = True
     chunks = Chunks.from_rows(rows)
-    assert chunks.start_times == [0, 2]
-    inside = chunks.starts(0, 7)
-    assert inside is not None and torch.equal(inside, chunks.episode_start)
-    for first, last in ((0, 2), (2, 7), (3, 7)):
-        assert chunks.starts(first, last) is None
+    for first, last in ((0, 7), (0, 2), (2, 7)):
+        found = chunks.starts(first, last)
+        assert found is not None and torch.equal(found, chunks.episode_start[first:last])
 
 
 def test_samples_and_open_chunks_survive_a_round_trip() -> None:
