@@ -13,6 +13,15 @@ from filelock import FileLock
 
 from rlbook.tangle import find_root
 
+# For every process that the tests start, those of xdist among them. Tests run side by side, and
+# threads that wait for each other in a product of small matrices only take a core from another.
+for library in ("OMP", "OPENBLAS", "MKL"):
+    os.environ[f"{library}_NUM_THREADS"] = "1"
+# A folder with a module that each Python imports first, and that saves it seconds.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(Path(__file__).parent / "quick"), os.environ.get("PYTHONPATH")])
+)
+
 # The files that take longest, which begin first: else one process ends long after the other.
 LONGEST = ("browser", "sweep_ray", "sweep", "progress", "wheel", "drqn", "run", "drqv2", "cli")
 
