@@ -88,11 +88,12 @@ def in_child(function: Callable[..., None], *arguments: Any) -> int:
     return process.exitcode
 
 
-def run_rlbook(words: list[str], folder: Path) -> None:
-    """Be the program `rlbook` in a folder; what it says goes to the files out and err there."""
+def run_rlbook(words: list[str], folder: Path, terminal: str | None = None) -> None:
+    """Be the program `rlbook` in a folder, and write to a terminal or to its files out and err."""
     os.chdir(folder)
     for number, name in ((1, "out"), (2, "err")):
-        os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        flags = os.O_WRONLY | os.O_NOCTTY | os.O_CREAT | os.O_TRUNC
+        os.dup2(os.open(terminal or folder / name, flags), number)
     sys.exit(main(words))
 
 

@@ -1,5 +1,6 @@
 """Sweeps: seeds and variants side by side, stopped and resumed, and one small file at the end."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -285,18 +286,23 @@ def test_a_terminal_shows_one_bar_and_a_line_per_run(tmp_path: Path) -> None:
     words = ["sweep", "--config", "base.yaml", "--seeds", "2", "--run-dir", "runs"]
     master, slave = os.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 160, 0, 0))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rlbook.cli", *words], cwd=tmp_path, stdout=slave, stderr=slave
-    )
-    os.close(slave)
+    process = CHILDREN.Process(target=run_rlbook, args=(words, tmp_path, os.ttyname(slave)))
+    process.start()
     shown = b""
-    while True:
-        try:
-            shown += os.read(master, 4096)
-        except OSError:  # the other end is closed
-            break
+
+    def read() -> None:
+        nonlocal shown
+        with contextlib.suppress(OSError):  # the other end is closed
+            while piece := os.read(master, 4096):
+                shown += piece
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    process.join()
+    os.close(slave)
+    reader.join()
     os.close(master)
-    assert process.wait() == 0
+    assert process.exitcode == 0
     text = shown.decode()
     assert text.count("[1/2] dqn, seed") == text.count("[2/2] dqn, seed") == 1
     bars = [line for line in text.replace("\n", "\r").split("\r") if line.startswith("sweep:")]
