@@ -55,7 +55,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 unit: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -p no:nbmake -n 2 --dist loadfile --no-loadscope-reorder
 
 notebooks: $(READY)
 	$(BIN)/python -m pytest --nbmake --nbmake-timeout=600 -n 2 --dist worksteal $$($(BIN)/python -m rlbook.tangle list)

@@ -13,8 +13,20 @@ from filelock import FileLock
 
 from rlbook.tangle import find_root
 
+# For every process that the tests start, those of xdist among them. Tests run side by side, and
+# threads that wait for each other in a product of small matrices only take a core from another.
+for library in ("OMP", "OPENBLAS", "MKL"):
+    os.environ[f"{library}_NUM_THREADS"] = "1"
+# A folder with a module that each Python imports first, and that saves it seconds.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(Path(__file__).parent / "quick"), os.environ.get("PYTHONPATH")])
+)
+
 # The files that take longest, which begin first: else one process ends long after the other.
-LONGEST = ("browser", "sweep_ray", "sweep", "progress", "wheel", "drqn", "run", "drqv2", "cli")
+LONGEST = (
+    *("browser", "sweep", "sweep_ray", "drqv2", "wheel", "run", "cli", "drqn", "progress", "dqn"),
+    *("exercises", "sac", "pixels", "checkpoint", "book"),
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -42,7 +54,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with FileLock(shared / "site.lock"):
         if not (out / "index.html").is_file():
             flags = ["-W", "--keep-going", "-q", "-c", "book"]
-            command = [sys.executable, "-m", "sphinx", *flags, ".", str(out)]
+            # Looking for garbage in the trees of all pages takes a seventh of the time.
+            code = "import gc, sys; gc.set_threshold(100_000); import sphinx.cmd.build as build; "
+            code += "sys.exit(build.main(sys.argv[1:]))"
+            command = [sys.executable, "-c", code, *flags, ".", str(out)]
             root = find_root(Path(__file__).parent)
             built = subprocess.run(command, cwd=root, capture_output=True, text=True)
             if built.returncode != 0:

@@ -12,11 +12,13 @@ import torch
 from torch import Tensor
 
 from rlbook.checkpoint import CheckpointDirectory
+from rlbook.cli import main
+from rlbook.dqn import DQN
 from rlbook.run import resume, train
 
 # A server that has imported the library forks each child: nobody waits for torch again.
 CHILDREN = multiprocessing.get_context("forkserver")
-CHILDREN.set_forkserver_preload(["rlbook.dqn"])
+CHILDREN.set_forkserver_preload(["rlbook.cli", "rlbook.dqn"])
 
 
 # A run of a second that still evaluates and writes checkpoints.
@@ -29,6 +31,18 @@ TINY: dict[str, Any] = {
     "eval_episodes": 2,
     "checkpoint_every": 50,
     "hidden": [8],
+}
+
+
+# A run that learns at each step, to be watched.
+SMALL: dict[str, Any] = {
+    "env_id": "CartPole-v1",
+    "hidden": (16,),
+    "batch_size": 16,
+    "warmup_steps": 50,
+    "update_every": 1,
+    "eval_every": 500,
+    "eval_episodes": 1,
 }
 
 
@@ -74,6 +88,15 @@ def in_child(function: Callable[..., None], *arguments: Any) -> int:
     return process.exitcode
 
 
+def run_rlbook(words: list[str], folder: Path, terminal: str | None = None) -> None:
+    """Be the program `rlbook` in a folder, and write to a terminal or to its files out and err."""
+    os.chdir(folder)
+    for number, name in ((1, "out"), (2, "err")):
+        flags = os.O_WRONLY | os.O_NOCTTY | os.O_CREAT | os.O_TRUNC
+        os.dup2(os.open(terminal or folder / name, flags), number)
+    sys.exit(main(words))
+
+
 class Clock:
     """Counts the calls of functions, in Python and in C, and kills the process at one of them."""
 
@@ -99,3 +122,16 @@ def run_until(moment: int | None, agent_class: type, settings: dict[str, Any], n
     finally:
         sys.setprofile(None)
     note.write_text(str(clock.calls))
+
+
+def learn_in_terminal(name: str) -> None:
+    """Learn with a terminal in the place of stderr."""
+    sys.stderr = os.fdopen(os.open(name, os.O_RDWR | os.O_NOCTTY), "w")
+    DQN(**SMALL).learn(2_000)
+
+
+def learn_in_pipe(out: Path, err: Path, run_dir: Path) -> None:
+    """Learn and resume with stdout and stderr in files."""
+    with open(out, "w") as sys.stdout, open(err, "w") as sys.stderr:
+        DQN(**SMALL, run_dir=str(run_dir)).learn(1_000)
+        resume(run_dir, 1_500)

@@ -104,6 +104,12 @@ def visits(browser: Any, pages: list[Path]) -> dict[str, Visit]:
     return notes
 
 
+def open_plainly(tab: Any, path: Path) -> None:
+    """Open a page whose formulas do not matter, and leave them as they are: it takes a moment."""
+    tab.route("**/mathjax/**", lambda route: route.abort())
+    tab.goto(path.as_uri())
+
+
 # The site
 
 
@@ -143,7 +149,7 @@ def test_first_screen_says_what_for_whom_and_how_to_start(browser: Any, site: Pa
 
 def test_a_hundred_characters_fit_on_a_laptop(browser: Any, site: Path) -> None:
     tab = browser.new_page(viewport={"width": 1280, "height": 800})
-    tab.goto((site / "book" / "drqn.html").as_uri())
+    open_plainly(tab, site / "book" / "drqn.html")
     wide = tab.eval_on_selector_all(
         "article .cell_input pre",
         """all => {
@@ -238,7 +244,7 @@ def test_search_field_leads_to_the_results(browser: Any, site: Path) -> None:
 
 def test_a_solution_unfolds(browser: Any, site: Path) -> None:
     tab = browser.new_page()
-    tab.goto((site / "book" / "dqn.html").as_uri())
+    open_plainly(tab, site / "book" / "dqn.html")
     solution = tab.locator("details:has(> summary:text-is('Solution'))").first
     inside = solution.locator("p").first
     assert not inside.is_visible()
@@ -250,7 +256,7 @@ def test_a_solution_unfolds(browser: Any, site: Path) -> None:
 def test_dark_mode_keeps_figures_legible(browser: Any, site: Path) -> None:
     context = browser.new_context(color_scheme="dark")
     tab = context.new_page()
-    tab.goto((site / "book" / "dqn.html").as_uri())
+    open_plainly(tab, site / "book" / "dqn.html")
     assert tab.evaluate("document.documentElement.dataset.theme") == "dark"
     colors = tab.evaluate(
         """() => [getComputedStyle(document.body).backgroundColor,
@@ -265,7 +271,7 @@ def test_dark_mode_keeps_figures_legible(browser: Any, site: Path) -> None:
 def test_code_can_be_copied(browser: Any, site: Path) -> None:
     context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
     tab = context.new_page()
-    tab.goto((site / "book" / "dqn.html").as_uri())
+    open_plainly(tab, site / "book" / "dqn.html")
     cell = tab.locator("div.cell_input:has-text('#| export')").first
     cell.hover()
     cell.locator("button.copybtn").click()
@@ -275,7 +281,7 @@ def test_code_can_be_copied(browser: Any, site: Path) -> None:
 
 def test_next_leads_through_the_book(browser: Any, site: Path) -> None:
     tab = browser.new_page(viewport={"width": 1400, "height": 900})
-    tab.goto((site / "book" / "dqn.html").as_uri())
+    open_plainly(tab, site / "book" / "dqn.html")
     tab.click("a.right-next")
     assert tab.url.endswith("book/drqn.html")
     tab.click("a.left-prev")

@@ -19,6 +19,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import yaml
+from helpers import in_child, run_rlbook
 from PIL import Image, ImageSequence
 
 import rlbook
@@ -100,15 +101,18 @@ def test_train_kill_resume_evaluate_predict_watch_plot(tmp_path: Path) -> None:
     steps = [json.loads(x)["global_step"] for x in lines if "eval_return_mean" in x]
     assert steps == list(range(100, more + 1, 100))
 
-    line = (
-        "rlbook evaluate runs/a --episodes 3 --json && "
-        'rlbook predict runs/a --observation "[0.1, 0, 0, 0]" && '
-        "rlbook watch runs/a --out agent.gif --max-steps 5 && "
-        "rlbook plot runs/a --out curve.png"
-    )
-    used = shell(line, tmp_path)
-    assert (used.returncode, used.stderr) == (0, "")
-    evaluation, prediction, watched, plotted = used.stdout.splitlines()
+    said = []
+    for line in (
+        "evaluate runs/a --episodes 3 --json",
+        'predict runs/a --observation "[0.1, 0, 0, 0]"',
+        "watch runs/a --out agent.gif --max-steps 5",
+        "plot runs/a --out curve.png",
+    ):
+        code = in_child(run_rlbook, shlex.split(line), tmp_path)
+        assert (code, (tmp_path / "err").read_text()) == (0, "")
+        said.append((tmp_path / "out").read_text())
+    assert [text.count("\n") for text in said] == [1] * 4
+    evaluation, prediction, watched, plotted = (text.rstrip("\n") for text in said)
     assert len(json.loads(evaluation)["returns"]) == 3
     values = json.loads(prediction)["q_values"]
     assert json.loads(prediction)["action"] == int(np.argmax(values))

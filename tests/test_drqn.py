@@ -25,7 +25,7 @@ from rlbook.drqn import (
     n_step_chunks,
 )
 from rlbook.r2d2 import R2D2
-from rlbook.run import resume, train
+from rlbook.run import RunResult, resume, train
 
 RECURRENT = [DRQN, R2D2]
 
@@ -343,12 +343,12 @@ def test_target_network_unrolls_its_own_memory(algorithm: type[DRQN]) -> None:
 def settings_of_a_short_run(path: Path) -> dict[str, Any]:
     return {
         "run_dir": str(path),
-        "total_steps": 3_000,
+        "total_steps": 1_500,
         "num_envs": 4,
         "warmup_steps": 200,
         "update_every": 16,
-        "checkpoint_every": 1_000,
-        "eval_every": 1_000,
+        "checkpoint_every": 500,
+        "eval_every": 500,
         "eval_episodes": 3,
         "seed": 5,
     }
@@ -375,18 +375,24 @@ class Killed(Exception):
     """Stands for a process that ends without a word."""
 
 
+@pytest.fixture(scope="module", params=RECURRENT)
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> RunResult:
+    """A short run that nothing stopped."""
+    path = tmp_path_factory.mktemp("whole") / "run"
+    return train(request.param(**settings_of_a_short_run(path)), progress=False)
+
+
 @pytest.mark.parametrize("how", ["SIGTERM in the middle of episodes", "a crash"])
-@pytest.mark.parametrize("algorithm", RECURRENT)
 def test_a_stopped_run_resumes_exactly(
-    algorithm: type[DRQN], how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: RunResult, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = train(algorithm(**settings_of_a_short_run(tmp_path / "whole")), progress=False)
+    algorithm: Any = type(whole.agent)
     agent = algorithm(**settings_of_a_short_run(tmp_path / "stopped"))
     observe = agent.observe
 
     def stop(transition: Transition) -> None:
         observe(transition)
-        if agent.global_step == 2_468:
+        if agent.global_step == 1_236:
             if how == "a crash":
                 raise Killed
             signal.raise_signal(signal.SIGTERM)

@@ -434,10 +434,11 @@ def test_resumed_run_is_identical(
 ) -> None:
     kwargs = {"env_id": "rlbook/PointReach-v0", "size": 16, "frame_stack": 2}
     seen: dict[str, Any] = {"env_id": "rlbook/Pixels-v0", "env_kwargs": kwargs}
-    own = {**(seen if pixels else {}), "num_envs": 2, "update_every": 4}
+    short = {"num_envs": 2, "update_every": 4, "total_steps": 180, "eval_episodes": 1}
+    own = {**(seen if pixels else {}), **short}
     train_drqv2(run_config(tmp_path / "whole", **own), progress=False)
     with monkeypatch.context() as patch:
-        crash_at(patch, updates=45)
+        crash_at(patch, updates=30)  # between the checkpoints of the steps 80 and 160
         with pytest.raises(MemoryError):
             train_drqv2(run_config(tmp_path / "cut", **own), progress=False)
     resume(tmp_path / "cut", progress=False)

@@ -11,41 +11,15 @@ import termios
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import nbclient
 import nbformat
 import numpy as np
 import pytest
-from helpers import CHILDREN, in_child
+from helpers import CHILDREN, SMALL, in_child, learn_in_pipe, learn_in_terminal
 
-from rlbook.dqn import DQN
 from rlbook.envs import Evaluation
 from rlbook.progress import Progress, TerminalBar, catch_signals
-from rlbook.run import resume
-
-SMALL: dict[str, Any] = {
-    "env_id": "CartPole-v1",
-    "hidden": (16,),
-    "batch_size": 16,
-    "warmup_steps": 50,
-    "update_every": 1,
-    "eval_every": 500,
-    "eval_episodes": 1,
-}
-
-
-def learn_in_terminal(name: str) -> None:
-    """Learn with a terminal in the place of stderr."""
-    sys.stderr = os.fdopen(os.open(name, os.O_RDWR | os.O_NOCTTY), "w")
-    DQN(**SMALL).learn(2_000)
-
-
-def learn_in_pipe(out: Path, err: Path, run_dir: Path) -> None:
-    """Learn and resume with stdout and stderr in files."""
-    with open(out, "w") as sys.stdout, open(err, "w") as sys.stderr:
-        DQN(**SMALL, run_dir=str(run_dir)).learn(1_000)
-        resume(run_dir, 1_500)
 
 
 def test_in_a_terminal_a_bar_shows_step_evaluation_loss_and_speed(tmp_path: Path) -> None:

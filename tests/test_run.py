@@ -63,6 +63,14 @@ def run_disturbed(path: Path, step: int, disturb: Callable[[], object], **extra:
     train(agent, progress=False)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing interrupted, to compare others with."""
+    path = tmp_path_factory.mktemp("whole") / "run"
+    run_whole(path)
+    return path
+
+
 class PowerCut(Exception):
     """Stands for a process that ends without a word."""
 
@@ -117,23 +125,23 @@ def test_a_signal_in_the_middle_of_a_segment_loses_nothing(
     assert whole.history == again.history and whole.metrics == again.metrics
 
 
-def test_a_stop_right_at_a_checkpoint_or_at_the_end_loses_nothing(tmp_path: Path) -> None:
-    run_whole(tmp_path / "whole")
+def test_a_stop_right_at_a_checkpoint_or_at_the_end_loses_nothing(
+    whole: Path, tmp_path: Path
+) -> None:
     for step in (500, 900):
         path = tmp_path / f"stopped {step}"
         with pytest.raises(Interrupted, match=f"step {step}"):
             run_disturbed(path, step, lambda: signal.raise_signal(signal.SIGTERM))
         resume(path, progress=False)
-        assert_same_run(tmp_path / "whole", path)
+        assert_same_run(whole, path)
 
 
-def test_a_crash_before_the_first_checkpoint_starts_again(tmp_path: Path) -> None:
-    run_whole(tmp_path / "whole")
+def test_a_crash_before_the_first_checkpoint_starts_again(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(PowerCut):
         run_disturbed(tmp_path / "cut", 240, cut_power)
     assert (tmp_path / "cut" / "metrics.jsonl").stat().st_size > 0
     resume(tmp_path / "cut", progress=False)
-    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    assert_same_run(whole, tmp_path / "cut")
 
 
 def test_a_run_without_a_directory_says_that_nothing_was_written(
@@ -185,26 +193,25 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", [600, 655])
-def test_a_longer_run_is_the_run_that_was_longer_from_the_start(tmp_path: Path, first: int) -> None:
-    run_whole(tmp_path / "whole")
+def test_a_longer_run_is_the_run_that_was_longer_from_the_start(
+    whole: Path, tmp_path: Path, first: int
+) -> None:
     short = run_whole(tmp_path / "longer", total_steps=first)
     assert short.metrics["global_step"] == first
     longer = resume(tmp_path / "longer", 900, progress=False)
     assert read_settings(tmp_path / "longer" / "config.yaml")["total_steps"] == 900
-    whole = newest(tmp_path / "whole")
     if first % 300 == 0:
-        assert_same_run(tmp_path / "whole", tmp_path / "longer")
+        assert_same_run(whole, tmp_path / "longer")
     else:  # the short run ended with an evaluation of its own, and that is all
         extra = [line for line in longer.history if line["global_step"] == first]
         assert len(extra) == 1 and "eval_return_mean" in extra[0]
-        assert_same(whole["agent"], newest(tmp_path / "longer")["agent"])
+        assert_same(newest(whole)["agent"], newest(tmp_path / "longer")["agent"])
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped"])
 def test_a_damaged_newest_checkpoint_is_passed_over_and_the_end_is_the_same(
-    tmp_path: Path, damage: str
+    whole: Path, tmp_path: Path, damage: str
 ) -> None:
-    run_whole(tmp_path / "whole")
     with pytest.raises(PowerCut):
         run_disturbed(tmp_path / "hurt", 700, cut_power)
     path = CheckpointDirectory(tmp_path / "hurt" / "checkpoints").paths()[-1]
@@ -213,7 +220,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_the_end_is_the_same(
     path.write_bytes(data[: len(data) // 2] if damage == "cut" else data)
     with pytest.warns(UserWarning, match=r"step_0+500\.pt is damaged.* the one before"):
         resume(tmp_path / "hurt", progress=False)
-    assert_same_run(tmp_path / "whole", tmp_path / "hurt")
+    assert_same_run(whole, tmp_path / "hurt")
 
 
 def test_without_its_buffer_a_run_resumes_and_learns(tmp_path: Path) -> None:
@@ -369,9 +376,8 @@ def test_a_step_is_cut_by_a_checkpoint_or_a_limit_unless_it_terminated(
 
 @pytest.mark.parametrize("failing", ["checkpoint", "metrics"])
 def test_a_full_disk_leaves_the_previous_checkpoint_usable(
-    tmp_path: Path, failing: str, monkeypatch: pytest.MonkeyPatch
+    whole: Path, tmp_path: Path, failing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_whole(tmp_path / "whole")
     full = OSError(errno.ENOSPC, "No space left on device")
     save, append = torch.save, RunDirectory.append
 
@@ -401,7 +407,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint_usable(
     names = [path.name for path in (tmp_path / "full" / "checkpoints").iterdir()]
     assert names == ["step_000000000250.pt"]
     resume(tmp_path / "full", progress=False)
-    assert_same_run(tmp_path / "whole", tmp_path / "full")
+    assert_same_run(whole, tmp_path / "full")
 
 
 # Numbers that are not finite

@@ -1,5 +1,6 @@
 """Sweeps: seeds and variants side by side, stopped and resumed, and one small file at the end."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -11,12 +12,13 @@ import termios
 import threading
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers import TINY
+from helpers import CHILDREN, TINY, run_rlbook
 
 from rlbook.cli import main
 from rlbook.envs import mean_interval
@@ -107,13 +109,14 @@ def test_a_second_call_repeats_nothing(swept: Swept) -> None:
     assert again["runs"] == result["runs"] and again["seconds"] >= result["seconds"]
 
 
-def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+def start(folder: Path, *words: str) -> BaseProcess:
     """Start a sweep of long runs in a process of its own."""
     settings = {**TINY, "total_steps": 100_000}
     (folder / "base.yaml").write_text(json.dumps({"algo": "dqn", **settings}))
-    command = [sys.executable, "-m", "rlbook.cli", "sweep", "--config", "base.yaml", *words]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True)
+    line = ["sweep", "--config", "base.yaml", *words]
+    process = CHILDREN.Process(target=run_rlbook, args=(line, folder))
+    process.start()
+    return process
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -143,12 +146,14 @@ def test_however_it_ends_its_workers_checkpoint_and_end(
 ) -> None:
     process = start(tmp_path, "--seeds", "3", "--jobs", "1", "--run-dir", "runs")
     while not checkpoints(tmp_path):
-        assert process.poll() is None, process.communicate()
+        assert process.is_alive(), (tmp_path / "err").read_text()
         time.sleep(0.02)
-    process.send_signal(number)
-    out, err = process.communicate(timeout=90)
-    assert process.returncode == code and out == ""
+    assert process.pid is not None
+    os.kill(process.pid, number)
+    process.join(90)
+    assert process.exitcode == code and (tmp_path / "out").read_text() == ""
     if code > 0:
+        err = (tmp_path / "err").read_text()
         assert err == "Stopped with 3 of 3 runs unfinished: the same command goes on.\n"
         assert workers(tmp_path) == []  # they ended before their parent did
     while workers(tmp_path):
@@ -281,18 +286,23 @@ def test_a_terminal_shows_one_bar_and_a_line_per_run(tmp_path: Path) -> None:
     words = ["sweep", "--config", "base.yaml", "--seeds", "2", "--run-dir", "runs"]
     master, slave = os.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 160, 0, 0))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rlbook.cli", *words], cwd=tmp_path, stdout=slave, stderr=slave
-    )
-    os.close(slave)
+    process = CHILDREN.Process(target=run_rlbook, args=(words, tmp_path, os.ttyname(slave)))
+    process.start()
     shown = b""
-    while True:
-        try:
-            shown += os.read(master, 4096)
-        except OSError:  # the other end is closed
-            break
+
+    def read() -> None:
+        nonlocal shown
+        with contextlib.suppress(OSError):  # the other end is closed
+            while piece := os.read(master, 4096):
+                shown += piece
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    process.join()
+    os.close(slave)
+    reader.join()
     os.close(master)
-    assert process.wait() == 0
+    assert process.exitcode == 0
     text = shown.decode()
     assert text.count("[1/2] dqn, seed") == text.count("[2/2] dqn, seed") == 1
     bars = [line for line in text.replace("\n", "\r").split("\r") if line.startswith("sweep:")]

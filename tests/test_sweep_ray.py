@@ -20,18 +20,12 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'rlbook[ray
 
 
 @pytest.fixture(scope="module")
-def ray(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def ray() -> Iterator[Any]:
     """A Ray of two cores, without its dashboard."""
-    # Each process of Ray imports jsonschema, which parses a large grammar with this package that
-    # Jupyter brings along. On a busy machine Ray then gives up before it has started.
-    quick = tmp_path_factory.mktemp("quick")
-    (quick / "sitecustomize.py").write_text('import sys; sys.modules["rfc3987_syntax"] = None')
     found = import_ray()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(quick), prepend=os.pathsep)
-        patch.setenv(
-            "RAY_worker_niceness", "0"
-        )  # 15 otherwise: on a busy machine never
+        # 15 otherwise: on a busy machine never
+        patch.setenv("RAY_worker_niceness", "0")
         found.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
         yield found
         found.shutdown()

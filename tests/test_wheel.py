@@ -91,9 +91,9 @@ def test_the_installed_wheel_works_without_the_repository(tmp_path: Path) -> Non
     listed = call("rlbook", "list")
     assert [line.split()[0] for line in listed.splitlines()[::2]] == algorithms
     assert re.search(r"configs: .*cartpole", listed)
-    short = ["--total-steps", "4000", "--eval-every", "2000", "--eval-episodes", "3"]
+    short = ["--total-steps", "2000", "--eval-every", "1000", "--eval-episodes", "3"]
     trained = call("rlbook", "train", "dqn", "--config", "cartpole", *short, "--run-dir", "run")
-    assert "Done: step 4,000 with a mean return of" in trained
+    assert "Done: step 2,000 with a mean return of" in trained
     evaluated = json.loads(call("rlbook", "evaluate", "run", "--episodes", "3", "--json"))
     assert len(evaluated["returns"]) == 3 and evaluated["mean"] > 0
     assert sorted(path.name for path in empty.iterdir()) == ["run"]
