@@ -57,6 +57,9 @@ types: $(READY)
 unit: $(READY)
 	$(BIN)/python -m pytest -p no:nbmake -n 2 --dist loadfile --no-loadscope-reorder
 
+# Two notebooks at a time, each on its own core.
+notebooks: export OMP_NUM_THREADS := 1
+notebooks: export OPENBLAS_NUM_THREADS := 1
 notebooks: $(READY)
 	$(BIN)/python -m pytest --nbmake --nbmake-timeout=600 -n 2 --dist worksteal $$($(BIN)/python -m rlbook.tangle list)
 

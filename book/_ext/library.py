@@ -22,6 +22,7 @@ class Section(NamedTuple):
     names: list[str]
 
 
+@functools.cache
 def chapters() -> list[str]:
     """List the chapters that have been run, in the order of the book."""
     return [name for name in read_toc(ROOT) if (ROOT / "book" / f"{name}.ipynb").is_file()]
