@@ -59,7 +59,7 @@ os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # draw without a screen
 use_style()
 agent = DQN("CartPole-v1", num_envs=4, n_step=10, tau=0.02, target_every=1, update_every=3,
             observation_scale=(1, 1, 8, 1), epsilon_steps=10_000, epsilon_floor=0.1,
-            lr_decay_from=0.5, eval_every=1000, seed=0)
+            lr_decay_from=0.5, eval_every=2000, seed=0)
 result = agent.learn(20_000)
 
 # %% tags=["hide-input"]
