@@ -67,7 +67,6 @@ from rlbook.figures import (
     filmstrip,
     label_curves,
     load_result,
-    pick_frames,
     plot_heatmap,
     plot_result,
     use_style,
@@ -959,20 +958,22 @@ plt.show()
 # %% [markdown]
 # ## Watch it
 #
-# The agent, greedy, in an episode that it has not seen; eight frames of its first 200:
+# The agent, greedy, in an episode that it has not seen; every 25 steps a frame of its first 200:
 
 # %%
 env = make_env("CartPole-v1", render_mode="rgb_array")
 obs, _ = env.reset(seed=123)
-frames, observations, done = [env.render()], [obs], False
-while not done and len(frames) < 200:
+frames, observations = [], [obs]
+for step in range(200):
+    if step % 25 == 0:
+        frames.append(env.render())
     action, _ = result.agent.predict(obs)
     obs, _, terminated, truncated, _ = env.step(int(action))
-    frames.append(env.render())
     observations.append(obs)
-    done = terminated or truncated
+    if terminated or truncated:
+        break
 env.close()
-filmstrip(pick_frames(np.array(frames), 8))
+filmstrip(frames)
 
 # %% [markdown]
 # And a look inside: what does the network believe? For a cart in the middle, at rest, the colours
