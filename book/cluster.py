@@ -40,6 +40,7 @@ from rlbook.progress import RunFailed, catch_signals
 from rlbook.sweep import Item, Outcome, Report, read_outcome, run_item
 
 # %%
+import contextlib
 import subprocess
 import tempfile
 
@@ -164,24 +165,28 @@ def why_it_ended(ray: Any, done: Any, item: Item) -> str:
 # %% [markdown]
 # ## The same numbers
 #
-# The command of the shell, once with each backend, and a budget that lets you wait for it.
+# The command of the shell, once with each backend, and a budget that lets you wait for it. The first
+# is called inside this notebook, the second as your shell would; the runs are processes of their own
+# in both.
 
 # %%
-budget = "--total-steps 1500 --warmup-steps 200 --epsilon-steps 800 --eval-every 500 --eval-episodes 5"
-line = f"sweep dqn {budget} --checkpoint-every 500 --seeds 2"
+from rlbook.cli import main
+
+budget = "--total-steps 600 --warmup-steps 200 --epsilon-steps 400 --eval-every 200 --eval-episodes 5"
+line = f"sweep dqn {budget} --checkpoint-every 200 --seeds 2"
 
 
-def shell(words: str) -> None:
-    """Run rlbook as your shell would."""
-    print(f"$ rlbook {words}")
-    command = [sys.executable, "-m", "rlbook.cli", *words.split()]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    print(done.stdout)
+words = f"{line} --run-dir runs/local --out local.json"
+print(f"$ rlbook {words}")
+with contextlib.chdir(folder):
+    assert main(words.split()) == 0
 
-
-shell(f"{line} --run-dir runs/local --out local.json")
-shell(f"{line} --run-dir runs/ray --out ray.json --backend ray")
+words = f"{line} --run-dir runs/ray --out ray.json --backend ray"
+print(f"\n$ rlbook {words}")
+command = [sys.executable, "-m", "rlbook.cli", *words.split()]
+done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+assert done.returncode == 0, done.stderr
+print(done.stdout)
 
 # %% [markdown]
 # Are they the same? Every number of every curve is, and every byte of every run's metrics.

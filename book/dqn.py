@@ -57,6 +57,7 @@ from rlbook.settings import Config, setting
 
 # %%
 import os
+from collections import defaultdict
 
 from matplotlib import pyplot as plt
 
@@ -66,7 +67,6 @@ from rlbook.figures import (
     filmstrip,
     label_curves,
     load_result,
-    pick_frames,
     plot_heatmap,
     plot_result,
     use_style,
@@ -114,30 +114,31 @@ assert min(finals) >= 475
 def tabular_q_learning(bins: int, steps: int, seed: int) -> tuple[float, float]:
     """Learn CartPole with a table; return the mean of the last 20 returns and the share seen."""
     low, high = np.array([-2.4, -3, -0.21, -3]), np.array([2.4, 3, 0.21, 3])
-    table, seen = np.zeros((bins,) * 4 + (2,)), np.zeros((bins,) * 4, dtype=bool)
+    table, seen = defaultdict[Any, list[float]](lambda: [0.0, 0.0]), set()
     generator = np.random.default_rng(seed)
     env, returns, total = make_env("CartPole-v1"), [], 0.0
 
     def cell(obs: np.ndarray) -> tuple[int, ...]:
         place = (obs - low) / (high - low) * bins
-        return tuple(np.clip(place, 0, bins - 1).astype(int).tolist())
+        return tuple(min(max(int(number), 0), bins - 1) for number in place.tolist())
 
     s = cell(env.reset(seed=seed)[0])
     for step in range(steps):
         epsilon = max(0.05, 1 - step / (steps / 2))
-        a = int(generator.integers(2)) if generator.random() < epsilon else int(table[s].argmax())
+        q = table[s]  # the values of both actions
+        a = int(generator.integers(2)) if generator.random() < epsilon else int(q[1] > q[0])
         obs, r, terminated, truncated, _ = env.step(a)
-        s_next, seen[s] = cell(obs), True
-        target = r + (0 if terminated else 0.99 * table[s_next].max())
-        table[s][a] += 0.1 * (target - table[s][a])
+        s_next = cell(obs)
+        q[a] += 0.1 * (r + (0 if terminated else 0.99 * max(table[s_next])) - q[a])
+        seen.add(s)
         s, total = s_next, total + r
         if terminated or truncated:
             returns.append(total)
             s, total = cell(env.reset()[0]), 0.0
-    return float(np.mean(returns[-20:])), float(seen.mean())
+    return float(np.mean(returns[-20:])), len(seen) / bins**4
 
 
-sizes, repeats = (2, 4, 8, 16, 32), 3
+sizes, repeats = (2, 4, 8, 16, 32), 2
 table_results = np.array(
     [[tabular_q_learning(bins, 20_000, seed) for bins in sizes] for seed in range(repeats)]
 )  # (repeats, sizes, 2)
@@ -921,9 +922,9 @@ def train_dqn(config: DQNConfig, progress: bool = True) -> RunResult:
 # %%
 def learned_values(env_id: str, states: list[list[float]], **settings: Any) -> np.ndarray:
     """Train on a tiny environment and return the greedy values of some of its states."""
-    agent = DQN(env_id, gamma=0.9, lr=3e-3, hidden=(32,), warmup_steps=64, tau=0.05, target_every=1,
+    agent = DQN(env_id, gamma=0.9, lr=3e-3, hidden=(32,), warmup_steps=64, tau=0.1, target_every=1,
                 epsilon_floor=1.0, eval_every=0, seed=0, **settings)
-    agent.learn(4000, progress=False)
+    agent.learn(2500, progress=False)
     return agent.q_values(np.array(states, dtype=np.float32)).max(axis=1)
 
 
@@ -972,20 +973,22 @@ plt.show()
 # %% [markdown]
 # ## Watch it
 #
-# The agent, greedy, in an episode that it has not seen; eight frames of its first 200:
+# The agent, greedy, in an episode that it has not seen; every 25 steps a frame of its first 200:
 
 # %%
 env = make_env("CartPole-v1", render_mode="rgb_array")
 obs, _ = env.reset(seed=123)
-frames, observations, done = [env.render()], [obs], False
-while not done and len(frames) < 200:
+frames, observations = [], [obs]
+for step in range(200):
+    if step % 25 == 0:
+        frames.append(env.render())
     action, _ = result.agent.predict(obs)
     obs, _, terminated, truncated, _ = env.step(int(action))
-    frames.append(env.render())
     observations.append(obs)
-    done = terminated or truncated
+    if terminated or truncated:
+        break
 env.close()
-filmstrip(pick_frames(np.array(frames), 8))
+filmstrip(frames)
 
 # %% [markdown]
 # And a look inside: what does the network believe? For a cart in the middle, at rest, the colours

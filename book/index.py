@@ -47,19 +47,18 @@
 # %%
 import os
 
-import numpy as np
 from matplotlib import pyplot as plt
 
 import rlbook
 from rlbook.dqn import DQN
 from rlbook.envs import make_env
-from rlbook.figures import COLORS, filmstrip, label_curves, pick_frames, use_style
+from rlbook.figures import COLORS, filmstrip, label_curves, use_style
 
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # draw without a screen
 use_style()
 agent = DQN("CartPole-v1", num_envs=4, n_step=10, tau=0.02, target_every=1, update_every=3,
             observation_scale=(1, 1, 8, 1), epsilon_steps=10_000, epsilon_floor=0.1,
-            lr_decay_from=0.5, eval_every=1000, seed=0)
+            lr_decay_from=0.5, eval_every=2000, seed=0)
 result = agent.learn(20_000)
 
 # %% tags=["hide-input"]
@@ -78,19 +77,21 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# What it does now, in an episode that it has not seen:
+# What it does now, in an episode that it has not seen, every 25 steps a picture:
 
 # %%
 env = make_env("CartPole-v1", render_mode="rgb_array")
 obs, _ = env.reset(seed=7)
-frames, done = [env.render()], False
-while not done and len(frames) < 200:
+frames = []
+for step in range(200):
+    if step % 25 == 0:
+        frames.append(env.render())
     action, _ = agent.predict(obs)
     obs, _, terminated, truncated, _ = env.step(int(action))
-    frames.append(env.render())
-    done = terminated or truncated
+    if terminated or truncated:
+        break
 env.close()
-filmstrip(pick_frames(np.array(frames), 8))
+filmstrip(frames)
 
 # %% [markdown]
 # ## How to read

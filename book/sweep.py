@@ -65,6 +65,7 @@ from rlbook.settings import Config, check_names, make_config, parse_yaml, read_s
 # The cells that only show something need a little more.
 
 # %%
+import contextlib
 import tempfile
 from statistics import NormalDist
 
@@ -804,13 +805,6 @@ line = f"sweep dqn --config cartpole {budget} --checkpoint-every 500 --seeds 3 -
 line += " --run-dir runs/steps --out steps.json"
 
 
-def start() -> subprocess.Popen[str]:
-    """Start the sweep in a process of its own."""
-    words = [sys.executable, "-m", "rlbook.cli", *line.split()]
-    out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(words, text=True, cwd=folder, **out)
-
-
 def finished_runs() -> dict[str, int]:
     """Return the finished runs, with the time at which their metrics were last touched."""
     runs = sorted((folder / "runs/steps").glob("*/seed_*"))
@@ -822,7 +816,9 @@ def finished_runs() -> dict[str, int]:
 
 
 print(f"$ rlbook {line}")
-process = start()
+words = [sys.executable, "-m", "rlbook.cli", *line.split()]
+out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+process = subprocess.Popen(words, text=True, cwd=folder, **out)
 while not finished_runs() and process.poll() is None:
     time.sleep(0.05)
 process.send_signal(signal.SIGINT)
@@ -832,13 +828,15 @@ before = finished_runs()
 print("finished:", ", ".join(before))
 
 # %% [markdown]
-# The same command again. It does not touch what was finished, and goes on with the rest:
+# The same command again, this time inside the notebook, which saves a process. It does not touch
+# what was finished, and goes on with the rest:
 
 # %%
+from rlbook.cli import main
+
 print(f"$ rlbook {line}")
-process = start()
-print(process.communicate()[0])
-assert process.returncode == 0
+with contextlib.chdir(folder):
+    assert main(line.split()) == 0
 after = finished_runs()
 assert len(after) == 6 and all(after[run] == when for run, when in before.items())
 
