@@ -66,7 +66,6 @@ from rlbook.figures import (
     filmstrip,
     label_curves,
     load_result,
-    pick_frames,
     plot_band,
     plot_heatmap,
     plot_result,
@@ -409,18 +408,19 @@ assert final.mean > -600
 # %% [markdown]
 # ## Watch it
 #
-# One greedy episode, its first four seconds:
+# One greedy episode, its first three and a half seconds:
 
 # %%
 env = make_env("Pendulum-v1", render_mode="rgb_array")
 obs, _ = env.reset(seed=3)
-frames = [env.render()]
-for _ in range(80):
+frames, times_shown = [], []
+for moment in range(71):
+    if moment % 10 == 0:
+        frames.append(env.render())
+        times_shown.append(f"{0.05 * moment:.1f} s")
     obs, *_ = env.step(agent.predict(obs)[0])
-    frames.append(env.render())
 env.close()
-times_shown = [f"{0.05 * step:.1f} s" for step in np.linspace(0, 80, 8).round()]
-filmstrip(pick_frames(frames, 8), times_shown)
+filmstrip(frames, times_shown)
 
 # %% [markdown]
 # Inside: where do the critics disagree? For each angle and speed, take the action of the policy

@@ -334,7 +334,8 @@ class Player(Learner):
         """Play greedy episodes that were not learned from."""
         envs = [make_env(self.config.env_id, self.config.env_kwargs) for _ in range(episodes)]
         try:
-            return evaluate(self.greedy, envs, derive_seed(self.config.seed, "evaluate", seed))
+            with torch_for_learning(self.config.threads):
+                return evaluate(self.greedy, envs, derive_seed(self.config.seed, "evaluate", seed))
         finally:
             for env in envs:
                 env.close()
