@@ -251,10 +251,10 @@ for name, found in speed["compile"].items():
     print(f"{name:6s} {before:6.2f} ms {after:6.2f} ms {took:8.0f} s   {when}")
 
 # %% [markdown]
-# For most, a compiled call costs more in checks at its door than it saves behind it: the matrix
-# products, the LSTM and the convolutions are the same library calls either way. REDQ's small critics
-# have many small operations between the products, and gain a fifth; what DrQ-v2 gains is within the
-# noise. Try it again with your own networks, or on a GPU.
+# A compiled call costs more in checks at its door than it saves behind it: the matrix products, the
+# LSTM and the convolutions are the same library calls either way, and the passes of SAC and REDQ,
+# which write into memory that lies ready, are mostly handed back to PyTorch. What DrQ-v2 gains is
+# within the noise. Try it again with your own networks, or on a GPU.
 #
 # ## Threads
 #
@@ -298,7 +298,7 @@ for family, found in growth.items():
 
 # %% [markdown]
 # A uniform draw does not care how large the buffer is until the buffer outgrows the processor's
-# cache, and then each row is a walk to memory. A sum tree adds a level when it grows sixteenfold: its
+# cache, and then each row is a walk to memory. A sum tree adds a level when it grows 128-fold: its
 # cost grows with the logarithm. Critics, chunks and pixels are arithmetic and cost what they are worth,
 # less the fixed price of each call, which is why the lines start flat.
 #
