@@ -270,7 +270,7 @@ loss, metrics = redq_loss(q=torch.tensor([[3.25, 3.0, 3.75]]), **step)
 torch.testing.assert_close(loss, torch.tensor(0.3125))
 twin = torch.tensor([[3.25, 3.0]])  # N = M = 2 is SAC, exactly
 assert torch.equal(redq_loss(q=twin, **step)[0], sac_loss(q=twin, **step)[0])
-{name: round(value.item(), 4) for name, value in metrics.items()}
+{name: round(value, 4) for name, value in metrics.items()}
 
 # %% [markdown]
 # ## Settings

@@ -17,11 +17,6 @@ from rlbook.tangle import find_root
 # threads that wait for each other in a product of small matrices only take a core from another.
 for library in ("OMP", "OPENBLAS", "MKL"):
     os.environ[f"{library}_NUM_THREADS"] = "1"
-# A folder with a module that each Python imports first, and that saves it seconds.
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, [str(Path(__file__).parent / "quick"), os.environ.get("PYTHONPATH")])
-)
-
 # The files that take longest, which begin first: else one process ends long after the other.
 LONGEST = (
     *("browser", "sweep", "sweep_ray", "drqv2", "wheel", "run", "cli", "drqn", "progress", "dqn"),
