@@ -1005,13 +1005,14 @@ ax.axhline(47.5, color=COLORS["reference"], ls="--", lw=1, label="straight to th
 label_curves(ax, "PointReach, ten seeds")
 ax.legend(loc="lower right")
 plt.show()
-assert min(ten["runs"]["with shifts"]["final"]) > 35 and gains.mean() > 10
+assert min(ten["runs"]["with shifts"]["final"]) > 35 and gains.min() > 10
 
 # %% [markdown]
 # Every seed with shifts ends above the best one without. The gap is one of data: in 4,000 steps the
-# agent has seen some 80 goals. On average it is 17.5 at 4,000 steps and 14.7 at 6,000. So it
-# narrows while both learn, since more pictures do some of the work of moved ones. Exercise 2 goes
-# on.
+# agent has seen some 80 goals, and more pictures do some of the work of moved ones, so more data
+# narrows it. Within these 6,000 steps that hardly shows: on average the gap is 16.7 at 4,000 steps
+# and 16.5 at 6,000. The same command with an earlier version of the code, whose numbers were rounded
+# otherwise, had 17.5 and 14.7. Exercise 2 goes on.
 #
 # ## What a shift does to Q
 #
@@ -1212,9 +1213,9 @@ assert with_shifts > without_shifts + 200 and with_shifts > -250
 #     print("pad", pad, "return", agent.evaluate(20).mean)
 # ```
 #
-# The stored runs above end at 6,000 steps, with a mean gap of 14.7 after 17.5 at 4,000. More goals
-# and starts do some of the work of moved pictures, so expect less still: the augmentation buys
-# data, and what it is worth depends on how much you have. One seed of each is a hint, no proof.
+# The stored runs above end at 6,000 steps, with a mean gap of 16.5 after 16.7 at 4,000. More goals
+# and starts do some of the work of moved pictures, so expect less: the augmentation buys data, and
+# what it is worth depends on how much you have. One seed of each is a hint, no proof.
 #
 # </details>
 
