@@ -42,7 +42,13 @@ from gymnasium.spaces import Box
 
 from rlbook.agent import Transition
 from rlbook.envs import make_env
-from rlbook.replay import NStepAccumulator, ReplayBuffer, make_rows, transition_dtype
+from rlbook.replay import (
+    NStepAccumulator,
+    ReplayBuffer,
+    draw_places,
+    make_rows,
+    transition_dtype,
+)
 
 # %%
 from matplotlib import pyplot as plt
@@ -667,7 +673,7 @@ class TrimmedReplay(ReplayBuffer):
         """Draw rows uniformly, with replacement, from those that are whole."""
         if self.size == 0:
             raise ValueError("The replay buffer is empty: add transitions before you sample.")
-        draws = self.generator.integers(self.size, size=batch_size)
+        draws = draw_places(self.generator, self.size, batch_size)
         return self.rows.take(self.position - self.size + draws, mode="wrap")
 
     def state_dict(self) -> dict[str, Any]:

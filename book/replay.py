@@ -314,6 +314,11 @@ assert np.allclose(rows[1]["next_obs"], [0.6, 0.7])
 
 # %%
 #| export
+def draw_places(generator: np.random.Generator, size: int, count: int) -> np.ndarray:
+    """Draw `count` of `size` places with replacement, each as likely as any other."""
+    return (generator.random(count) * size).astype(np.int64)  # quicker than `integers`
+
+
 class ReplayBuffer:
     """A ring of the last `capacity` transitions, sampled uniformly with its own generator."""
 
@@ -342,8 +347,7 @@ class ReplayBuffer:
         """Draw rows uniformly, with replacement, in one gather."""
         if self.size == 0:
             raise ValueError("The replay buffer is empty: add transitions before you sample.")
-        drawn = self.generator.random(batch_size) * self.size  # quicker than `integers`
-        return self.rows.take(drawn.astype(np.int64))
+        return self.rows.take(draw_places(self.generator, self.size, batch_size))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the filled part of the ring, without a copy, and the state of the generator."""

@@ -4,6 +4,7 @@ __all__ = [
     "Batch",
     "NStepAccumulator",
     "ReplayBuffer",
+    "draw_places",
     "make_rows",
     "storage_dtype",
     "to_batch",
@@ -61,6 +62,11 @@ def make_rows(
 
 
 # %% book/replay.py · The ring
+def draw_places(generator: np.random.Generator, size: int, count: int) -> np.ndarray:
+    """Draw `count` of `size` places with replacement, each as likely as any other."""
+    return (generator.random(count) * size).astype(np.int64)  # quicker than `integers`
+
+
 class ReplayBuffer:
     """A ring of the last `capacity` transitions, sampled uniformly with its own generator."""
 
@@ -89,8 +95,7 @@ class ReplayBuffer:
         """Draw rows uniformly, with replacement, in one gather."""
         if self.size == 0:
             raise ValueError("The replay buffer is empty: add transitions before you sample.")
-        drawn = self.generator.random(batch_size) * self.size  # quicker than `integers`
-        return self.rows.take(drawn.astype(np.int64))
+        return self.rows.take(draw_places(self.generator, self.size, batch_size))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the filled part of the ring, without a copy, and the state of the generator."""
