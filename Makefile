@@ -46,7 +46,10 @@ lab: $(READY)
 	$(BIN)/jupyter lab --ServerApp.root_dir="$(CURDIR)" \
 		--LabApp.default_url=/lab/tree/book/$(CHAPTER).ipynb $(LAB_FLAGS)
 
-test: lint types unit notebooks
+# The types are checked beside the tests, which leave part of a core idle.
+test: lint
+	@$(MAKE) --no-print-directory -j 2 types unit
+	@$(MAKE) --no-print-directory notebooks
 
 lint: $(READY)
 	$(BIN)/ruff check
@@ -55,7 +58,7 @@ types: $(READY)
 	$(BIN)/mypy
 
 unit: $(READY)
-	$(BIN)/python -m pytest -p no:nbmake -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -p no:nbmake -n 3 --dist loadfile --no-loadscope-reorder
 
 # Two notebooks at a time, each on its own core.
 notebooks: export OMP_NUM_THREADS := 1

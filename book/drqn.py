@@ -1348,7 +1348,7 @@ def whole_update() -> None:
 
 
 spent: dict[str, list[float]] = {"bare_passes": [], "whole_update": []}
-for _ in range(200):
+for _ in range(100):
     for work in (bare_passes, whole_update):
         began = thread_time()
         work()

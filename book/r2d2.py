@@ -520,7 +520,7 @@ for size in sizes:
         sums = masses.cumsum()
         masses[np.searchsorted(sums, rng.random(32) * sums[-1])] = rng.random(32)
 
-    with_tree.append(seconds_per_call(draw_and_update, 200))
+    with_tree.append(seconds_per_call(draw_and_update, 60))
     with_pass.append(seconds_per_call(pass_over_all, 20))
 
 figure, ax = plt.subplots()
