@@ -26,6 +26,7 @@ extensions = [
 
 # The source directory is the root of the repository, because _toc.yml says book/NAME.
 include_patterns = ["book/*.ipynb", "reference/**.md"]
+exclude_patterns = [".*", "_build", "bench", "rlbook*", "runs", "tests"]  # not even looked at
 # The chapters of _toc.yml, and behind them the pages that are made from the library.
 external_toc_path = str(reference.write_pages())
 use_multitoc_numbering = False

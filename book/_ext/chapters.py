@@ -177,10 +177,10 @@ def link_terms(doctree: nodes.document) -> None:
     """Link the first use of each term of the glossary."""
     for term, meaning in glossary().items():
         pattern = term_pattern(term)
-        for node in filter(linkable, list(doctree.findall(nodes.Text))):
-            match = pattern.search(node.astext())
-            if match:
-                text = node.astext()
+        for node in doctree.findall(nodes.Text):
+            text = node.astext()
+            match = pattern.search(text)
+            if match and linkable(node):
                 anchor = "#" + library.default_slugify(term)
                 link = page_reference("book/glossary", match[0], anchor)
                 link["reftitle"], link["classes"] = plain(meaning), ["term"]

@@ -100,6 +100,7 @@ def heading_link(chapter: str, heading: str, text: str | None = None) -> str:
     return f"[{text}](/book/{chapter}.ipynb{anchor})"
 
 
+@functools.cache
 def timeline() -> list[dict]:
     """Read the entries of the timeline."""
     return yaml.safe_load((ROOT / "book" / "timeline.yml").read_text(encoding="utf-8"))["entries"]
