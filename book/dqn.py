@@ -835,22 +835,11 @@ class QLearner(QAgent):
 # %% [markdown]
 # The third is what lies between the loop and learning: `observe` turns steps into n-step rows,
 # `updates_due` says when it is time, and `sample` draws a batch.
-#
-# One thing is there for speed. Where many updates follow one another, as in the settings for
-# CartPole of the RL Zoo, a collection of tuned agents (128 updates after every 256 steps), the
-# target network rests between its copies, so it can value the successors of several batches in one
-# pass. `batches` draws them together and hands them out one by one. The result is that of one batch
-# at a time.
 
 # %%
 #| export
-class DQN(QLearner):
-    """A Q-network that learns from replay."""
-
-    name: ClassVar[str] = "dqn"
-    config_class: ClassVar[type[Config]] = DQNConfig
-    parts: ClassVar[tuple[str, ...]] = ("online", "target", "optimizer", "n_step", "replay")
-    compiled: ClassVar[tuple[str, ...]] = ("online.trace", "target.trace")
+class TransitionCollector(QLearner):
+    """Stores what it sees, and says when to learn from it."""
 
     def build(self) -> None:
         """Make networks, optimiser and buffer."""
@@ -883,6 +872,23 @@ class DQN(QLearner):
     def sample(self) -> Batch:
         """Draw a batch from the replay buffer."""
         return to_batch(self.replay.sample(self.config.batch_size), self.device)
+
+# %% [markdown]
+# With that the agent is complete but for its name, and for one thing that is there for speed. Where
+# many updates follow one another, as in the settings for CartPole of the RL Zoo, a collection of
+# tuned agents (128 updates after every 256 steps), the target network rests between its copies, so
+# it can value the successors of several batches in one pass. `batches` draws them together and hands
+# them out one by one. The result is that of one batch at a time.
+
+# %%
+#| export
+class DQN(TransitionCollector):
+    """A Q-network that learns from replay."""
+
+    name: ClassVar[str] = "dqn"
+    config_class: ClassVar[type[Config]] = DQNConfig
+    parts: ClassVar[tuple[str, ...]] = ("online", "target", "optimizer", "n_step", "replay")
+    compiled: ClassVar[tuple[str, ...]] = ("online.trace", "target.trace")
 
     def batches(self, count: int) -> Iterator[Batch]:
         """Draw several batches at once, as long as the target network values them all alike."""

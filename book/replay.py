@@ -306,11 +306,6 @@ assert np.allclose(rows[1]["next_obs"], [0.6, 0.7])
 #
 # So the newest row always takes the place of the oldest, and nothing is ever moved. A draw is a
 # list of random places and one `take`, which copies whole rows.
-#
-# By hand, with room for four: after the rows 0, 1, 2 the position is 3. Then 3, 4, 5 arrive
-# together. Row 3 goes to place 3, row 4 wraps around to place 0, and row 5 goes to place 1, where
-# they overwrite the rows 0 and 1. The ring holds `4 5 2 3`, and the next row goes to place 2, where
-# the oldest row is.
 
 # %%
 #| export
@@ -318,7 +313,18 @@ def draw_places(generator: np.random.Generator, size: int, count: int) -> np.nda
     """Draw `count` of `size` places with replacement, each as likely as any other."""
     return (generator.random(count) * size).astype(np.int64)  # quicker than `integers`
 
+# %%
+places = draw_places(np.random.default_rng(0), size=4, count=4_000)
+assert set(places) == {0, 1, 2, 3} and np.bincount(places).min() > 800  # about a thousand each
 
+# %% [markdown]
+# By hand, with room for four: after the rows 0, 1, 2 the position is 3. Then 3, 4, 5 arrive
+# together. Row 3 goes to place 3, row 4 wraps around to place 0, and row 5 goes to place 1, where
+# they overwrite the rows 0 and 1. The ring holds `4 5 2 3`, and the next row goes to place 2, where
+# the oldest row is.
+
+# %%
+#| export
 class ReplayBuffer:
     """A ring of the last `capacity` transitions, sampled uniformly with its own generator."""
 

@@ -8,6 +8,7 @@ __all__ = [
     "QAgent",
     "QLearner",
     "QNetwork",
+    "TransitionCollector",
     "ValuedBatch",
     "apply_gradients",
     "check_batch_fits",
@@ -451,13 +452,8 @@ class QLearner(QAgent):
         return UpdateResult(metrics["loss"], metrics)
 
 
-class DQN(QLearner):
-    """A Q-network that learns from replay."""
-
-    name: ClassVar[str] = "dqn"
-    config_class: ClassVar[type[Config]] = DQNConfig
-    parts: ClassVar[tuple[str, ...]] = ("online", "target", "optimizer", "n_step", "replay")
-    compiled: ClassVar[tuple[str, ...]] = ("online.trace", "target.trace")
+class TransitionCollector(QLearner):
+    """Stores what it sees, and says when to learn from it."""
 
     def build(self) -> None:
         """Make networks, optimiser and buffer."""
@@ -490,6 +486,15 @@ class DQN(QLearner):
     def sample(self) -> Batch:
         """Draw a batch from the replay buffer."""
         return to_batch(self.replay.sample(self.config.batch_size), self.device)
+
+
+class DQN(TransitionCollector):
+    """A Q-network that learns from replay."""
+
+    name: ClassVar[str] = "dqn"
+    config_class: ClassVar[type[Config]] = DQNConfig
+    parts: ClassVar[tuple[str, ...]] = ("online", "target", "optimizer", "n_step", "replay")
+    compiled: ClassVar[tuple[str, ...]] = ("online.trace", "target.trace")
 
     def batches(self, count: int) -> Iterator[Batch]:
         """Draw several batches at once, as long as the target network values them all alike."""
