@@ -49,7 +49,7 @@ CONFIGS = {
     "redq": "pendulum",
     "drqv2": "point_reach",
 }
-STEPS = {"dqn": 2_560, "drqn": 1_000, "r2d2": 1_000, "sac": 300, "redq": 40, "drqv2": 200}
+STEPS = {"dqn": 8_000, "drqn": 4_000, "r2d2": 4_000, "sac": 600, "redq": 60, "drqv2": 300}
 
 
 def make_agent(name: str, **changes: Any) -> Agent:
@@ -76,9 +76,10 @@ def with_experience(name: str, steps: int = 600, **changes: Any) -> Agent:
 class Clock:
     """Counts the time of each kind of work; what is inside another is taken out of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, price: tuple[float, float] = (0.0, 0.0)) -> None:
         self.spent: dict[str, float] = {}
         self.stack, self.undo = ["loop"], list[Callable[[], None]]()
+        self.price = price  # seconds that a look at the clock costs the caller, and the called
         self.last = time.thread_time()
 
     def switch(self) -> None:
@@ -91,7 +92,8 @@ class Clock:
         """Return the same function, on the clock; acting and environment count as a whole."""
 
         def run(*args: Any, **keywords: Any) -> Any:
-            if self.stack[-1] in ("acting", "environment", "target"):
+            caller = self.stack[-1]
+            if caller in ("acting", "environment", "target", label):
                 return work(*args, **keywords)
             self.switch()
             self.stack.append(label)
@@ -100,6 +102,8 @@ class Clock:
             finally:
                 self.switch()
                 self.stack.pop()
+                self.spent[caller] -= self.price[0]
+                self.spent[label] -= self.price[1]
 
         return run
 
@@ -114,17 +118,29 @@ class Clock:
             self.undo.append(undo or (lambda n=name: delattr(owner, n)))
 
 
-@contextlib.contextmanager
-def on_the_clock(agent: Any) -> Iterator[Clock]:
-    """Watch all that an agent and its loop do."""
+def price_of_looking(count: int = 20_000) -> tuple[float, float]:
+    """Return the seconds that a call on the clock adds to its caller and to itself."""
     clock = Clock()
+    watched = clock.timed(lambda: None, "called")
+    for _ in range(count):
+        watched()
+    clock.switch()
+    return clock.spent["loop"] / count, clock.spent["called"] / count
+
+
+def watch_loop(clock: Clock, agent: Any) -> None:
+    """Put what the loop calls on the clock, and what of it is the buffer's."""
     clock.watch(agent, "act", "acting")
     clock.watch(agent, "observe sample", "buffer")
-    clock.watch(agent, "update", "loss")
-    clock.watch(agent.replay, "sample update_priorities", "buffer")
+    clock.watch(agent, "update valued", "update")
+    clock.watch(agent.replay, "update_priorities", "buffer")
+    clock.watch(getattr(agent, "drawn", None), "draw whole", "buffer")
+
+
+def watch_update(clock: Clock, agent: Any) -> None:
+    """Put the parts of an update on the clock."""
     module = sys.modules[type(agent).__module__]
     for owner in {rlbook.dqn, module}:
-        clock.watch(owner, "to_batch", "buffer")
         clock.watch(owner, "apply_gradients", "optimiser")
         clock.watch(owner, "polyak_update", "target")
     clock.watch(rlbook.ensemble, "forward_pass", "forward")
@@ -136,10 +152,18 @@ def on_the_clock(agent: Any) -> Iterator[Clock]:
     model = parts[2]
     parts += [getattr(model, name, None) for name in ("actor", "critics", "critic", "encoder")]
     for part in parts:
-        if part is not None:
-            clock.watch(part, "forward trace q_values_sequence unroll draw", "forward")
-            if isinstance(part, MLP | LSTMQNetwork):
-                clock.watch(part, "backward", "backward")
+        clock.watch(part, "forward trace q_values_sequence unroll draw", "forward")
+        if isinstance(part, MLP | LSTMQNetwork):
+            clock.watch(part, "backward", "backward")
+
+
+@contextlib.contextmanager
+def on_the_clock(agent: Any, price: tuple[float, float], inside: bool) -> Iterator[Clock]:
+    """Watch all that an agent and its loop do, or look inside its updates, too."""
+    clock = Clock(price)
+    watch_loop(clock, agent)
+    if inside:
+        watch_update(clock, agent)
     made = rlbook.run.make_vector_env
 
     def make(*args: Any, **keywords: Any) -> Any:
@@ -156,21 +180,34 @@ def on_the_clock(agent: Any) -> Iterator[Clock]:
             undo()
 
 
+def measure_step(agent: Any, steps: int, price: tuple[float, float]) -> dict[str, float]:
+    """Return the microseconds of each kind of work per environment step.
+
+    The parts of an update come from a run of their own, and share out what updates take in a run
+    that does not look inside: so the looking does not make updates seem longer than they are.
+    """
+    runs = []
+    for inside in (False, True):
+        with on_the_clock(agent, price, inside) as clock:
+            agent.learn(steps, progress=False)
+            clock.switch()
+        runs.append({kind: spent / steps * 1e6 for kind, spent in clock.spent.items()})
+    whole, looked = runs
+    update = whole.pop("update")
+    parts = {kind: time for kind, time in looked.items() if kind not in whole}
+    parts["loss"] = parts.pop("update")  # what is left of an update
+    total = sum(parts.values())
+    return whole | {kind: update * time / total for kind, time in parts.items()}
+
+
 def measure_steps(rounds: int) -> dict[str, Any]:
     """Return the microseconds of each kind of work per environment step, for each algorithm."""
     found: dict[str, Any] = {}
+    price = price_of_looking()
     for name in CONFIGS:
-        if name not in algorithms():
-            continue
         agent = with_experience(name)
-        shares: list[dict[str, float]] = []
-        for _ in range(max(3, rounds // 3)):
-            with on_the_clock(agent) as clock:
-                agent.learn(STEPS[name], progress=False)
-                clock.switch()
-            shares.append({k: v / STEPS[name] * 1e6 for k, v in clock.spent.items()})
-        kinds = dict.fromkeys(kind for share in shares for kind in share)
-        parts = {k: spread([share.get(k, 0.0) for share in shares]) for k in kinds}
+        shares = [measure_step(agent, STEPS[name], price) for _ in range(max(3, rounds // 3))]
+        parts = {k: spread([share.get(k, 0.0) for share in shares]) for k in shares[0]}
         about = {"config": CONFIGS[name], "env_id": agent.config.env_id}
         found[name] = {**about, "microseconds": parts}
     return found

@@ -525,6 +525,7 @@ class OpenChunks:
         self.rows = np.zeros(num_envs, dtype)
         self.filled = np.zeros(num_envs, dtype=np.int64)  # where the next step of each goes
         self.envs, self.length = np.arange(num_envs), self.rows["action"].shape[1]
+        self.fields = {name: self.rows[name] for name in dtype.names or ()}  # views
 
     def begin(self, episode_start: np.ndarray, state: tuple[np.ndarray, np.ndarray]) -> None:
         """Keep the memory that a new chunk starts from."""
@@ -534,12 +535,13 @@ class OpenChunks:
 
     def write(self, next_obs: np.ndarray, **step: np.ndarray) -> None:
         """Add one step of each environment."""
-        rows, envs = self.rows, self.envs
+        here = self.envs, self.filled
         for name, part in step.items():
-            rows[name][envs, self.filled] = part
-        rows["mask"][envs, self.filled] = True
+            if part.dtype.kind != "b" or np.count_nonzero(part):  # a new chunk is False all over
+                self.fields[name][here] = part
+        self.fields["mask"][here] = True
         self.filled += 1
-        rows["obs"][envs, self.filled] = next_obs
+        self.fields["obs"][here] = next_obs  # one place further on
 
     def take(self, envs: np.ndarray, ended: np.ndarray) -> np.ndarray:
         """Hand out the chunks of these environments and begin new ones."""
@@ -587,7 +589,7 @@ class RecurrentReplayBuffer:
     ) -> None:
         """Store one step of each environment; a chunk closes when full or when its episode ends."""
         start, ended = step["episode_start"], step["terminated"] | truncated
-        if start.any():  # an episode that was left, since `learn` was called again, is cut off
+        if np.count_nonzero(start):  # an episode that `learn`, called again, has left is cut off
             self.close(np.flatnonzero(start & (self.open.filled > 0)), start)
         self.open.begin(start, state)
         self.open.write(**step)
@@ -885,10 +887,10 @@ class Sight:
     """Turns observations, and the action before each, into what the network sees."""
 
     def __init__(self, scale: tuple[float, ...], choices: int, previous_action: bool) -> None:
-        self.scale = np.array(scale, dtype=np.float32)
-        self.rows = np.eye(choices, dtype=np.float32)
-        self.previous_action = previous_action
-        self.inputs = len(scale) + choices * previous_action
+        self.actions = choices if previous_action else 0  # numbers for the action before
+        self.scale = np.array([*scale, *[1.0] * self.actions], dtype=np.float32)
+        self.rows = np.eye(choices, self.actions, dtype=np.float32)
+        self.inputs = len(self.scale)
 
     def one_hot(self, actions: np.ndarray) -> np.ndarray:
         """Return actions (batch,) as (batch, actions) of zeros and ones."""
@@ -896,8 +898,7 @@ class Sight:
 
     def see(self, obs: np.ndarray, previous: np.ndarray) -> np.ndarray:
         """Return (batch, inputs) for observations (batch, entries) and one-hot actions."""
-        scaled = (obs * self.scale).astype(np.float32, copy=False)
-        return np.concatenate((scaled, previous), axis=1) if self.previous_action else scaled
+        return np.concatenate((obs, previous), axis=1, dtype=np.float32) * self.scale
 
 # %%
 sight = Sight(scale=(1.0, 8.0), choices=3, previous_action=True)
@@ -942,9 +943,9 @@ class RecurrentQAgent(Agent):
         """Return hidden state, cell and last action, forgotten where an episode starts."""
         if state is None:
             count = len(episode_start)
-            no_action = torch.zeros(count, self.choices, device=self.device)
+            no_action = torch.zeros(count, self.sight.actions, device=self.device)
             return *self.online.initial_state(count), no_action
-        if not episode_start.any():
+        if not np.count_nonzero(episode_start):
             return state
         return self.online.reset_state(state, torch.from_numpy(episode_start).to(self.device))
 
@@ -991,7 +992,7 @@ class ChunkCollector(RecurrentQAgent):
         start, state = transition.episode_start, transition.state
         state = self.remember(None, start) if state is None else state
         hidden, cell, previous = (part.cpu().numpy() for part in state)
-        if start.any():  # what was before an episode is forgotten, as in `act`
+        if np.count_nonzero(start):  # what was before an episode is forgotten, as in `act`
             hidden, cell, previous = (x * ~start[:, None] for x in (hidden, cell, previous))
         action = transition.action - self.action_space.start
         self.replay.append(

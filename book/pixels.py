@@ -669,12 +669,12 @@ class TrimmedReplay(ReplayBuffer):
         while self.size and self.rows[self.position - self.size]["obs"][0] < oldest:
             self.size -= 1
 
-    def sample(self, batch_size: int) -> np.ndarray:
+    def sample(self, batch_size: int, out: np.ndarray | None = None) -> np.ndarray:
         """Draw rows uniformly, with replacement, from those that are whole."""
         if self.size == 0:
             raise ValueError("The replay buffer is empty: add transitions before you sample.")
         draws = draw_places(self.generator, self.size, batch_size)
-        return self.rows.take(self.position - self.size + draws, mode="wrap")
+        return self.rows.take(self.position - self.size + draws, out=out, mode="wrap")
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was ever written, without a copy, and how much of it is whole."""

@@ -265,13 +265,13 @@ class SumTree:
 
     def find(self, points: np.ndarray) -> np.ndarray:
         """Return the leaf under each point of [0, total), all leaves laid end to end."""
-        nodes, rows = np.zeros(len(points), dtype=np.int64), np.arange(len(points))
+        nodes = rows = np.zeros(1, dtype=np.int64)  # all points are below the one node at the top
         for level in self.levels:
-            ends = level[nodes].cumsum(axis=1)  # (points, children), where each child's mass ends
+            ends = level.take(nodes, axis=0).cumsum(axis=1)  # where the mass of each child ends
             points = np.minimum(points, np.nextafter(ends[:, -1], 0.0))  # rounding may overshoot
-            child = (ends <= points[:, None]).sum(axis=1)
+            child = (ends > points[:, None]).argmax(axis=1)  # the first that reaches beyond
             points = points - np.where(child > 0, ends[rows, child - 1], 0.0)
-            nodes = level.shape[1] * nodes + child
+            nodes, rows = level.shape[1] * nodes + child, np.arange(len(points))
         return nodes
 
 
@@ -313,7 +313,7 @@ class OverlappingChunks(OpenChunks):
     def begin(self, episode_start: np.ndarray, state: tuple[np.ndarray, np.ndarray]) -> None:
         """Begin an episode after the burn-in, where its memory is known: zero."""
         super().begin(episode_start, state)
-        if episode_start.any():
+        if np.count_nonzero(episode_start):
             self.filled[episode_start] = self.burn_in
         if self.overlap:
             for trail, part in zip(self.trail, state, strict=True):
@@ -404,6 +404,8 @@ class PrioritizedRecurrentReplayBuffer(RecurrentReplayBuffer):
     def sample(self, batch_size: int, beta: float = 1.0) -> PrioritizedChunks:
         """Draw chunks in proportion to priority ** alpha, with weights that make up for it."""
         total = self.tree.total
+        if total == 0.0:
+            raise ValueError("The replay buffer is empty: add chunks before you sample.")
         indices = self.tree.find(self.ring.generator.random(batch_size) * total)
         weights = torch.from_numpy(importance_weights(self.tree[indices], total, len(self), beta))
         rows = self.ring.rows.take(indices)

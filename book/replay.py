@@ -349,11 +349,12 @@ class ReplayBuffer:
         self.position = end % capacity
         self.size = min(self.size + len(rows), capacity)
 
-    def sample(self, batch_size: int) -> np.ndarray:
-        """Draw rows uniformly, with replacement, in one gather."""
+    def sample(self, batch_size: int, out: np.ndarray | None = None) -> np.ndarray:
+        """Draw rows uniformly, with replacement, in one gather, into `out` if it is given."""
         if self.size == 0:
             raise ValueError("The replay buffer is empty: add transitions before you sample.")
-        return self.rows.take(draw_places(self.generator, self.size, batch_size))
+        places = draw_places(self.generator, self.size, batch_size)
+        return self.rows.take(places, out=out, mode="clip")  # none is out of range
 
     def state_dict(self) -> dict[str, Any]:
         """Return the filled part of the ring, without a copy, and the state of the generator."""
@@ -438,6 +439,51 @@ assert batch.reward.tolist() == [1, -1]
 assert batch.obs.stride() == (10, 1)  # a row of 40 bytes is ten 32-bit floats long
 rows["reward"][0] = 5
 assert batch.reward[0] == 5  # the same memory
+
+# %% [markdown]
+# For a small network this is still too much. To make six views of a batch takes a few microseconds,
+# and several times that in a training run, where the networks have just used the cache for
+# themselves. So an agent that draws often keeps a place for its batches: `DrawnBatches` draws for
+# all updates that are due in one gather, always into the same memory, whose views were made once.
+# The price is that a batch is gone when the next ones are drawn.
+
+# %%
+#| export
+class DrawnBatches:
+    """A place for batches that are drawn together; the next draw overwrites them."""
+
+    def __init__(
+        self, replay: ReplayBuffer, batch_size: int, most: int, device: torch.device
+    ) -> None:
+        self.replay, self.device = replay, device
+        self.batch_size, self.most = batch_size, most
+        self.rows = np.zeros(most * batch_size, replay.rows.dtype)
+        self.batches = self.parts()
+
+    def parts(self) -> list[Batch]:
+        """Return all batches, each as tensors."""
+        return [to_batch(rows, self.device) for rows in self.rows.reshape(self.most, -1)]
+
+    def draw(self, count: int) -> list[Batch]:
+        """Draw `count` batches."""
+        rows = count * self.batch_size
+        self.replay.sample(rows, out=self.rows[:rows])
+        batches = self.batches if self.device.type == "cpu" else self.parts()
+        return batches[:count]
+
+    def whole(self, count: int) -> Batch:
+        """Return the first `count` batches of the last draw as one."""
+        return to_batch(self.rows[: count * self.batch_size], self.device)
+
+# %%
+ring = ReplayBuffer(4, dtype, seed=0)
+ring.add(numbered([0, 1, 2, 3]))
+drawn = DrawnBatches(ring, batch_size=3, most=8, device=torch.device("cpu"))
+first, second = drawn.draw(2)
+same = ReplayBuffer(4, dtype, seed=0)
+same.add(ring.rows)
+assert torch.cat([first.reward, second.reward]).tolist() == same.sample(6)["reward"].tolist()
+assert drawn.whole(2).reward[3:].tolist() == second.reward.tolist()
 
 # %% [markdown]
 # ## What a sample costs
@@ -541,7 +587,8 @@ assert cost["deque"][-1] > 5 * cost["deque"][0]
 # value, and all three rows say so. If it was a truncation, its value counts.
 #
 # The accumulator keeps the last n steps of each environment, in a ring again, and adds each new
-# reward to all of them at once. What is handed out is marked, and handed out only once.
+# reward to all of them at once. What is handed out is marked, and handed out only once. Most steps
+# end no episode, and then only the oldest windows need a look.
 
 # %%
 #| export
@@ -550,35 +597,44 @@ class NStepAccumulator:
 
     def __init__(self, n: int, gamma: float, num_envs: int, dtype: np.dtype) -> None:
         self.gamma = gamma
-        self.pending = np.zeros((n, num_envs), dtype)  # the last n steps, a ring
+        self.pending = np.zeros((n, num_envs), dtype)  # the windows of the last n steps, a ring
         self.waiting = np.zeros((n, num_envs), dtype=bool)  # not handed out yet
         self.newest = 0  # the place of the last step in the ring
+        self.reward, self.discount = self.pending["reward"], self.pending["discount"]  # views
+        self.next_obs, self.terminated = self.pending["next_obs"], self.pending["terminated"]
 
     def add(self, rows: np.ndarray, truncated: np.ndarray) -> np.ndarray:
         """Take one step of each environment and return the rows whose return is now complete."""
-        n, num_envs = self.waiting.shape
+        n = len(self.waiting)
         if n == 1:  # a one-step return is complete at once
             return rows
-        reward, discount = self.pending["reward"], self.pending["discount"]
-        reward += discount * rows["reward"]
-        discount *= self.gamma
+        self.reward += self.discount * rows["reward"]
+        self.discount *= self.gamma
         self.newest = (self.newest + 1) % n
         self.pending[self.newest], self.waiting[self.newest] = rows, True
 
-        oldest, ended = (self.newest + 1) % n, rows["terminated"] | truncated
-        places = oldest * num_envs + np.flatnonzero(self.waiting[oldest])  # n steps complete these
-        if ended.any():  # an end completes all windows of its environment
-            ready = self.waiting & ended
-            ready[oldest] = self.waiting[oldest]
-            places = np.flatnonzero(ready)
-        self.waiting.reshape(-1)[places] = False
-        complete, last = self.pending.take(places), rows.take(places % num_envs)
-        complete["next_obs"], complete["terminated"] = last["next_obs"], last["terminated"]
+        ended = rows["terminated"] | truncated
+        if np.count_nonzero(ended):
+            return self.finish(rows, ended)
+        oldest = (self.newest + 1) % n  # n steps complete these
+        ready = self.waiting[oldest]
+        self.next_obs[oldest] = rows["next_obs"]
+        complete = self.pending[oldest][ready]
+        ready[:] = False
         return complete
+
+    def finish(self, rows: np.ndarray, ended: np.ndarray) -> np.ndarray:
+        """Return the rows that are complete where an end completes all windows, however short."""
+        oldest = (self.newest + 1) % len(self.waiting)
+        ready = self.waiting & ended
+        ready[oldest] = self.waiting[oldest]
+        self.next_obs[:], self.terminated[:] = rows["next_obs"], rows["terminated"]
+        self.waiting ^= ready
+        return self.pending[ready]
 
     def forget(self, episode_start: np.ndarray) -> None:
         """Drop what waits where a new episode starts: the end of the old one was not seen."""
-        if episode_start.any():
+        if np.count_nonzero(episode_start):
             self.waiting[:, episode_start] = False
 
     def state_dict(self) -> dict[str, Any]:

@@ -33,7 +33,7 @@ import inspect
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise, starmap
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -45,6 +45,7 @@ from rlbook.agent import Agent, Transition, UpdateResult
 from rlbook.envs import derive_seed
 from rlbook.replay import (
     Batch,
+    DrawnBatches,
     NStepAccumulator,
     ReplayBuffer,
     make_rows,
@@ -214,7 +215,7 @@ def epsilon_greedy(
     """Replace each action, with probability `epsilon`, by a random one of the `choices`."""
     whether, which = generator.random((2, len(actions)))
     random = whether < epsilon
-    if not random.any():
+    if not np.count_nonzero(random):
         return actions
     return np.where(random, (which * choices).astype(np.int64), actions)
 
@@ -437,6 +438,16 @@ class QLearner(QAgent):
         next_q_online = self.online(batch.next_obs) if self.config.double else None
         return dqn_target(batch.reward, batch.discount, batch.terminated, next_q, next_q_online)
 
+    @torch.no_grad()
+    def valued(self, parts: list[Batch], whole: Batch) -> list[ValuedBatch]:
+        """Add to batches what the target network says of them now, from all of them at once."""
+        size, next_q = self.config.batch_size, self.target(whole.next_obs)
+        values = [next_q.split(size)]
+        if not self.config.double:
+            values.append(self.td_target(whole, next_q).split(size))
+        columns = zip(parts, *values, strict=True)
+        return [ValuedBatch(*vars(batch).values(), *found) for batch, *found in columns]
+
     @torch.inference_mode()
     def update(self, batch: Batch) -> UpdateResult:
         """Make one gradient step on the TD error of a batch, then move the target if it is time."""
@@ -463,6 +474,7 @@ class TransitionCollector(QLearner):
         seed = derive_seed(config.seed, "replay")
         self.replay = ReplayBuffer(config.buffer_size, dtype, seed)
         self.n_step = NStepAccumulator(config.n_step, config.gamma, config.num_envs, dtype)
+        self.drawn = DrawnBatches(self.replay, config.batch_size, 16, self.device)
 
     def observe(self, transition: Transition) -> None:
         """Store the n-step transitions that this step completes."""
@@ -497,21 +509,16 @@ class DQN(TransitionCollector):
     compiled: ClassVar[tuple[str, ...]] = ("online.trace", "target.trace")
 
     def batches(self, count: int) -> Iterator[Batch]:
-        """Draw several batches at once, as long as the target network values them all alike."""
-        size, every = self.config.batch_size, self.config.target_every
+        """Draw several batches at once, and value their successors while the target rests."""
+        every = self.config.target_every
         while count:
-            together = min(count, every - self.updates % every, 16)  # more would not fit the cache
+            together = min(count, self.drawn.most)
             count -= together
-            if together == 1:
-                yield self.sample()
-                continue
-            batch = to_batch(self.replay.sample(together * size), self.device)
-            with torch.no_grad():
-                columns = [*vars(batch).values(), self.target(batch.next_obs)]
-                if not self.config.double:
-                    columns.append(self.td_target(batch, columns[-1]))
-            parts = zip(*(column.split(size) for column in columns), strict=True)
-            yield from starmap(ValuedBatch, parts)
+            parts, resting = self.drawn.draw(together), every - self.updates % every
+            if 1 < together <= resting:
+                yield from self.valued(parts, self.drawn.whole(together))
+            else:
+                yield from parts
 
 
 def train_dqn(config: DQNConfig, progress: bool = True) -> RunResult:

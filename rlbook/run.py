@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch
 
@@ -353,12 +354,14 @@ class Evaluator:
     """Plays greedy episodes, in environments that the training never sees."""
 
     def __init__(self, config: Config) -> None:
-        self.seed, count = config.seed, config.eval_episodes
-        self.envs = [make_env(config.env_id, config.env_kwargs) for _ in range(count)]
+        self.config = config
+        self.envs: list[gym.Env] = []  # made when they are first needed
 
     def evaluate(self, agent: Agent) -> Evaluation:
         """Play one episode in each environment; the seeds follow from the step."""
-        seed = derive_seed(self.seed, "evaluation", agent.global_step)
+        config, missing = self.config, self.config.eval_episodes - len(self.envs)
+        self.envs += [make_env(config.env_id, config.env_kwargs) for _ in range(missing)]
+        seed = derive_seed(config.seed, "evaluation", agent.global_step)
         return evaluate(agent.greedy, self.envs, seed)
 
     def close(self) -> None:
