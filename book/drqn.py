@@ -34,6 +34,7 @@
 #| export
 import dataclasses
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, NamedTuple, Self
@@ -475,6 +476,11 @@ assert chunk["terminated"][:3].tolist() == [False, True, True]
 
 # %%
 #| export
+def has_starts_within(rows: np.ndarray) -> bool:
+    """Say whether an episode starts anywhere in chunks but at their first steps."""
+    return bool(np.count_nonzero(rows["episode_start"][:, 1:]))
+
+
 @dataclass
 class Chunks:
     """A batch of chunks as tensors, time first."""
@@ -494,7 +500,7 @@ class Chunks:
     def from_rows(cls, rows: np.ndarray, **more: Any) -> Self:
         """Turn rows, the batch first, into tensors with time first; take what else there is."""
         parts = {name: rows[name] for name in rows.dtype.names or ()}
-        starts_within = bool(parts["episode_start"][:, 1:].any())
+        starts_within = has_starts_within(rows)
         state = torch.from_numpy(parts.pop("hidden")), torch.from_numpy(parts.pop("cell"))
         tensors = {name: torch.from_numpy(x.swapaxes(0, 1).copy()) for name, x in parts.items()}
         return cls(**tensors, state=state, starts_within=starts_within, **more)
@@ -513,6 +519,30 @@ class Chunks:
 
 
 # %% [markdown]
+# As with DQN's batches, making eight tensors takes longer than filling them, so an agent keeps a
+# place for its chunks, where one draw overwrites the one before.
+
+# %%
+#| export
+class DrawnChunks:
+    """A place for chunks: `rows` as they are drawn, and what `turn` makes of them."""
+
+    def __init__(self, batch_size: int, dtype: np.dtype) -> None:
+        self.rows = np.zeros(batch_size, dtype)
+        self.chunks = Chunks.from_rows(self.rows)  # memory and cell are views of the rows
+        names = [name for name in dtype.names or () if name in vars(self.chunks)]
+        self.columns = [
+            (getattr(self.chunks, name).numpy(), self.rows[name].swapaxes(0, 1)) for name in names
+        ]
+
+    def turn(self) -> Chunks:
+        """Copy the rows into the tensors, time first."""
+        for column, rows in self.columns:
+            column[:] = rows
+        self.chunks.starts_within = has_starts_within(self.rows)
+        return self.chunks
+
+# %% [markdown]
 # Each environment fills an open chunk of its own. The memory that comes with a step is the one *before*
 # it, and only an empty chunk keeps it.
 
@@ -529,7 +559,7 @@ class OpenChunks:
 
     def begin(self, episode_start: np.ndarray, state: tuple[np.ndarray, np.ndarray]) -> None:
         """Keep the memory that a new chunk starts from."""
-        if not self.filled.all():
+        if np.count_nonzero(self.filled) < len(self.filled):
             empty = np.flatnonzero(self.filled == 0)
             self.rows["hidden"][empty], self.rows["cell"][empty] = state[0][empty], state[1][empty]
 
@@ -604,9 +634,12 @@ class RecurrentReplayBuffer:
         """Put closed chunks into the ring."""
         self.ring.add(rows)
 
-    def sample(self, batch_size: int) -> Chunks:
-        """Draw closed chunks uniformly, as (time, batch, ...)."""
-        return Chunks.from_rows(self.ring.sample(batch_size))
+    def sample(self, batch_size: int, *, place: DrawnChunks | None = None) -> Chunks:
+        """Draw closed chunks uniformly, as (time, batch, ...), into a place if there is one."""
+        if place is None:
+            return Chunks.from_rows(self.ring.sample(batch_size))
+        self.ring.sample(batch_size, out=place.rows)
+        return place.turn()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the ring and the open chunks."""
@@ -975,6 +1008,7 @@ class ChunkCollector(RecurrentQAgent):
     """Keeps what it sees as chunks of episodes, and draws from them."""
 
     replay: RecurrentReplayBuffer
+    drawn: DrawnChunks
 
     def make_replay(self) -> RecurrentReplayBuffer:
         """Make the buffer."""
@@ -1006,9 +1040,14 @@ class ChunkCollector(RecurrentQAgent):
             state=(hidden, cell),
         )
 
-    def sample(self) -> Chunks:
+    def sample(self, place: DrawnChunks | None = None) -> Chunks:
         """Draw a batch from the replay buffer."""
-        return self.replay.sample(self.config.batch_size).to(self.device)
+        return self.replay.sample(self.config.batch_size, place=place).to(self.device)
+
+    def batches(self, count: int) -> Iterator[Chunks]:
+        """Draw the batches of `count` updates, each when it is its turn, into one place."""
+        for _ in range(count):
+            yield self.sample(self.drawn)
 
 
 # %% [markdown]
@@ -1030,6 +1069,7 @@ class DRQN(ChunkCollector):
         super().build()
         self.optimizer = Adam([self.weights], lr=self.config.lr)
         self.replay = self.make_replay()
+        self.drawn = DrawnChunks(self.config.batch_size, self.replay.ring.rows.dtype)
 
     def updates_due(self) -> int:
         """Say how many updates the last step made due, once the buffer holds a batch."""

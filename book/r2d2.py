@@ -32,6 +32,7 @@
 # %%
 #| export
 import math
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -43,6 +44,7 @@ from rlbook.agent import UpdateResult
 from rlbook.drqn import (
     DRQN,
     Chunks,
+    DrawnChunks,
     DRQNConfig,
     LSTMQNetwork,
     OpenChunks,
@@ -231,15 +233,17 @@ assert tenth > 0.2  # chunks that are all alike would give 0.1
 # would do, but finding the chunk under the point takes a pass over all of them. A tree in which each
 # node holds the sum below it finds it in $\log N$ steps: from the top down, pass over the children
 # that end before the point, subtract what they hold, and go into the next one. A new mass changes
-# only the sums on its way up. 128 children a node suit NumPy better than two: more sums in each call,
-# which it does fast, and a seventh of the calls.
+# only the sums on its way up. Up to 128 children a node suit NumPy better than two: more sums in each
+# call, which it does fast, and a seventh of the calls.
 
 # %%
 #| export
 class SumTree:
     """Leaves with a mass each; a node knows the mass below it, so a draw takes log(n) steps."""
 
-    def __init__(self, capacity: int, children: int = 128) -> None:
+    def __init__(self, capacity: int, most_children: int = 128) -> None:
+        depth = max(1, math.ceil(math.log(capacity, most_children)))
+        children = math.ceil(capacity ** (1 / depth))  # no more than this depth needs
         self.levels: list[np.ndarray] = []  # the top first; (nodes above, children)
         nodes = capacity
         while not self.levels or nodes > 1:
@@ -265,13 +269,18 @@ class SumTree:
 
     def find(self, points: np.ndarray) -> np.ndarray:
         """Return the leaf under each point of [0, total), all leaves laid end to end."""
-        nodes = rows = np.zeros(1, dtype=np.int64)  # all points are below the one node at the top
-        for level in self.levels:
-            ends = level.take(nodes, axis=0).cumsum(axis=1)  # where the mass of each child ends
-            points = np.minimum(points, np.nextafter(ends[:, -1], 0.0))  # rounding may overshoot
-            child = (ends > points[:, None]).argmax(axis=1)  # the first that reaches beyond
+        (top,), *below = self.levels
+        ends = top.cumsum()  # where the mass of each child ends
+        points = np.minimum(points, math.nextafter(ends[-1], 0.0))  # rounding may overshoot
+        nodes = ends.searchsorted(points, side="right")  # the first that reaches beyond
+        points = points - np.where(nodes > 0, ends[nodes - 1], 0.0)
+        rows = np.arange(len(points))
+        for level in below:  # the same, for each point in the node that it has come to
+            ends = level.take(nodes, axis=0).cumsum(axis=1)  # (points, children)
+            points = np.minimum(points, np.nextafter(ends[:, -1], 0.0))
+            child = (ends > points[:, None]).argmax(axis=1)
             points = points - np.where(child > 0, ends[rows, child - 1], 0.0)
-            nodes, rows = level.shape[1] * nodes + child, np.arange(len(points))
+            nodes = level.shape[1] * nodes + child
         return nodes
 
 
@@ -280,7 +289,7 @@ class SumTree:
 # in the 3, so go on with $4.5 - 3 = 1.5$ into the 5; there it is in the 3 of leaf 2. Found.
 
 # %%
-tree = SumTree(4, children=2)
+tree = SumTree(4, most_children=2)
 tree.set(np.arange(4), np.array([1.0, 2.0, 3.0, 2.0]))
 assert [level.tolist() for level in tree.levels] == [[[3, 5]], [[1, 2], [3, 2]]]
 assert tree.total == 8 and tree.find(np.array([0.5, 1.5, 4.5, 7.9])).tolist() == [0, 1, 2, 3]
@@ -297,7 +306,7 @@ assert tree.total == 8 and tree.find(np.array([0.5, 1.5, 4.5, 7.9])).tolist() ==
 #
 # **Overlap.** The next chunk of an episode repeats the last `overlap` steps of the one before. With
 # as much overlap as burn-in, each step is trained exactly once. The memory at the place where the
-# next chunk starts is needed, so the open chunks keep the trail of their memories.
+# next chunk starts is needed, so the open chunks keep a trail, the memories of the last steps.
 
 # %%
 #| export
@@ -307,17 +316,14 @@ class OverlappingChunks(OpenChunks):
     def __init__(self, num_envs: int, dtype: np.dtype, burn_in: int, overlap: int) -> None:
         super().__init__(num_envs, dtype)
         self.burn_in, self.overlap = burn_in, overlap
-        units = self.rows["hidden"].shape[1]
-        self.trail = np.zeros((2, num_envs, self.length, units), np.float32)  # memory at each step
+        self.trail: deque[tuple[np.ndarray, np.ndarray]] = deque(maxlen=overlap)
 
     def begin(self, episode_start: np.ndarray, state: tuple[np.ndarray, np.ndarray]) -> None:
         """Begin an episode after the burn-in, where its memory is known: zero."""
         super().begin(episode_start, state)
         if np.count_nonzero(episode_start):
             self.filled[episode_start] = self.burn_in
-        if self.overlap:
-            for trail, part in zip(self.trail, state, strict=True):
-                trail[self.envs, self.filled] = part
+        self.trail.append(state)
 
     def take(self, envs: np.ndarray, ended: np.ndarray) -> np.ndarray:
         """Hand out chunks; where the episode goes on, the next repeats the last steps."""
@@ -329,19 +335,21 @@ class OverlappingChunks(OpenChunks):
                 chunk[name][:, : self.overlap] = full[name][:, first:]
             for name in ("obs", "episode_start"):
                 chunk[name][:, : self.overlap + 1] = full[name][:, first:]
-            chunk["hidden"], chunk["cell"] = self.trail[:, going, first]
-            self.trail[:, going, : self.overlap] = self.trail[:, going, first:]
+            hidden, cell = self.trail[0]  # before the first of the last steps
+            chunk["hidden"], chunk["cell"] = hidden[going], cell[going]
             self.rows[going], self.filled[going] = chunk, self.overlap
         return rows
 
     def state_dict(self) -> dict[str, Any]:
         """Return the open chunks and their memories."""
-        return {**super().state_dict(), "trail": torch.from_numpy(self.trail)}
+        trail = [[torch.from_numpy(part) for part in state] for state in self.trail]
+        return {**super().state_dict(), "trail": trail}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over stored chunks and their memories."""
         super().load_state_dict(state)
-        self.trail[:] = state["trail"].numpy()
+        self.trail.clear()
+        self.trail.extend((hidden.numpy(), cell.numpy()) for hidden, cell in state["trail"])
 
 
 # %% [markdown]
@@ -401,15 +409,20 @@ class PrioritizedRecurrentReplayBuffer(RecurrentReplayBuffer):
         super().store(rows)
         self.tree.set(places, self.highest**self.alpha)
 
-    def sample(self, batch_size: int, beta: float = 1.0) -> PrioritizedChunks:
+    def sample(
+        self, batch_size: int, beta: float = 1.0, *, place: DrawnChunks | None = None
+    ) -> PrioritizedChunks:
         """Draw chunks in proportion to priority ** alpha, with weights that make up for it."""
         total = self.tree.total
         if total == 0.0:
             raise ValueError("The replay buffer is empty: add chunks before you sample.")
         indices = self.tree.find(self.ring.generator.random(batch_size) * total)
         weights = torch.from_numpy(importance_weights(self.tree[indices], total, len(self), beta))
-        rows = self.ring.rows.take(indices)
-        return PrioritizedChunks.from_rows(rows, indices=indices, weights=weights)
+        if place is None:
+            rows = self.ring.rows.take(indices)
+            return PrioritizedChunks.from_rows(rows, indices=indices, weights=weights)
+        self.ring.rows.take(indices, out=place.rows, mode="clip")
+        return PrioritizedChunks(**vars(place.turn()), indices=indices, weights=weights)
 
     def update_priorities(self, indices: np.ndarray, priorities: np.ndarray) -> None:
         """Give chunks new priorities."""
@@ -762,9 +775,10 @@ class PrioritizedDRQN(DRQN):
         progress = min(1.0, self.global_step / self.config.total_steps)
         return self.config.beta + (1 - self.config.beta) * progress
 
-    def sample(self) -> PrioritizedChunks:
+    def sample(self, place: DrawnChunks | None = None) -> PrioritizedChunks:
         """Draw a batch by priority."""
-        return self.replay.sample(self.config.batch_size, self.beta()).to(self.device)
+        size, beta = self.config.batch_size, self.beta()
+        return self.replay.sample(size, beta, place=place).to(self.device)
 
 
 # %% [markdown]
