@@ -206,8 +206,12 @@ def measure_steps(rounds: int) -> dict[str, Any]:
     price = price_of_looking()
     for name in CONFIGS:
         agent = with_experience(name)
-        shares = [measure_step(agent, STEPS[name], price) for _ in range(max(3, rounds // 3))]
-        parts = {k: spread([share.get(k, 0.0) for share in shares]) for k in shares[0]}
+        runs = [measure_step(agent, STEPS[name], price) for _ in range(max(3, rounds // 3))]
+        kinds = list(runs[0])
+        times = np.array([[run[kind] for kind in kinds] for run in runs])
+        totals = times.sum(axis=1, keepdims=True)
+        scaled = times / totals * np.median(totals)  # the machine's own ups and downs are gone
+        parts = {kind: spread(column) for kind, column in zip(kinds, scaled.T, strict=True)}
         about = {"config": CONFIGS[name], "env_id": agent.config.env_id}
         found[name] = {**about, "microseconds": parts}
     return found
@@ -519,6 +523,17 @@ def gather_works(capacity: int = 100_000, batch: int = 256) -> dict[str, Work]:
     return {"an array a field": fields, "one row a transition": once}
 
 
+def place_works() -> dict[str, Work]:
+    """Return drawing the batches of four updates one by one, and at once into one place."""
+    agent: Any = with_experience("dqn", buffer_size=50_000)
+
+    def one_by_one() -> None:
+        for _ in range(4):
+            agent.sample()
+
+    return {"one by one": one_by_one, "four in place": lambda: agent.drawn.draw(4)}
+
+
 def stretch_works() -> dict[str, Work]:
     """Return sixteen updates of DQN whose targets are valued one by one, and at once."""
     agent: Any = with_experience("dqn", target_every=16, hidden=[256, 256], batch_size=64)
@@ -583,6 +598,7 @@ def measure_changes(rounds: int) -> dict[str, Any]:
             ensemble_works(32, 64), "one ensemble", rounds=rounds
         ),
         "gather once": compare(gather_works(), "one row a transition", rounds=rounds),
+        "batches in place": compare(place_works(), "four in place", rounds=rounds),
         "vector environments": compare(
             {"1 environment": collect_work(1), "8 environments": collect_work(8)},
             "8 environments", rounds=rounds),

@@ -81,7 +81,12 @@ assert abs(np.median(b_turns / a_turns) - 1) < 0.06
 # Each algorithm at the settings that it is shipped with, past its warm-up. A stopwatch stands at the
 # door of each part, and what runs inside another is taken out of it. *Acting* is the network that
 # chooses, *forward* and *backward* are the networks that learn, *loss* is the rest of an update:
-# targets, errors, metrics. *Target* is moving the target network. *Loop* is all that is left.
+# targets, errors, metrics. *Target* is moving the target network. *Buffer* is storing and drawing,
+# priorities included, and *loop* is all that is left.
+#
+# Looking at a stopwatch takes time itself, about a microsecond. So its price is measured, on a
+# function that does nothing, and taken off; and the parts of an update are measured in a run of their
+# own, which only says how to share out what updates took in a run that did not look inside them.
 
 # %%
 KINDS = ["acting", "environment", "forward", "loss", "backward", "optimiser", "target", "buffer", "loop"]
@@ -123,7 +128,11 @@ print("more than 10 % in buffer and loop:", ", ".join(over) or "none")
 # %% [markdown]
 # Whatever is neither environment nor network nor optimiser is overhead, and 10 % of it is the most
 # that this book wants to pay; the last line names those that pay more. A small network makes the
-# overhead look large: the same microseconds of buffer and loop are a larger part of less.
+# overhead look large: the same microseconds of buffer and loop are a larger part of less. They are
+# mostly calls, not work: a call of NumPy that takes half a microsecond in a loop of its own takes two
+# or more here, since the networks have just used the cache for themselves. So what helps is fewer
+# calls: one draw for all updates that are due, memory and views that lie ready, and more
+# environments for each turn of the loop.
 #
 # ## Beside Stable-Baselines3
 #
@@ -220,6 +229,8 @@ plt.show()
 #   the backward pass is five lines, and autograd need not record anything.
 # - **Values of a stretch** ([DQN](dqn.ipynb)): the target network does not change between two
 #   copies, so the batches in between are valued in one pass.
+# - **Batches in place** ([replay](replay.ipynb)): the batches of all updates that are due are drawn
+#   in one gather, into memory whose tensors were made once.
 # - **An ensemble** ([ensembles](ensemble.ipynb)): ten critics are one tensor of weights. With 32 units
 #   the calls are the cost, and a batched product makes one of ten. With 256 units the products are,
 #   and what helps is to take one critic at a time, so that its numbers stay in the cache.
@@ -312,8 +323,8 @@ for family, found in growth.items():
 # - **One machine.** Ratios travel better than milliseconds, and neither travels to a GPU.
 # - **Matrix products are a bound, not a goal**: an update also has to draw, to compare and to move
 #   its weights.
-# - **The stopwatches themselves take time**, about a microsecond at each door. For DQN, whose steps
-#   are short, they make acting and environment look a little dearer than they are.
+# - **The stopwatches themselves take time.** What a look costs is taken off as it is in an idle
+#   loop; amid the networks, which empty the cache, it costs about half as much again.
 # - **Two threads are measured by the clock on the wall**, which wants a machine with nothing else to
 #   do; everything else is time of the processor.
 # - **A library does more than its update**: Stable-Baselines3 offers callbacks, loggers and

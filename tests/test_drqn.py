@@ -17,6 +17,7 @@ from rlbook.dqn import flatten_parameters
 from rlbook.drqn import (
     DRQN,
     Chunks,
+    DrawnChunks,
     DRQNConfig,
     LSTMQNetwork,
     RecurrentReplayBuffer,
@@ -179,6 +180,26 @@ def test_sample_is_time_first() -> None:
     for part in (chunks.action, chunks.reward, chunks.discount, chunks.terminated, chunks.mask):
         assert part.shape == (6, 5)
     assert [part.shape for part in chunks.state] == [(5, 4), (5, 4)]
+
+
+def test_chunks_drawn_into_a_place_are_those_of_a_sample() -> None:
+    buffer, same = (RecurrentReplayBuffer(500, chunk_dtype(2, 4, 6), 3, 2, 0.9, 7) for _ in "ab")
+    for each in (buffer, same):
+        play(each, 200, 0)
+        each.ring.rows["episode_start"][:5, 2] = True  # so that some batches hold starts within
+    place, within = DrawnChunks(5, buffer.ring.rows.dtype), set()
+    for _ in range(20):
+        found, expected = buffer.sample(5, place=place), same.sample(5)
+        within.add(found.starts_within)
+        for name, part in vars(expected).items():
+            here = getattr(found, name)
+            if isinstance(part, torch.Tensor):
+                assert torch.equal(here, part) and here.is_contiguous()
+            elif isinstance(part, tuple):
+                assert all(map(torch.equal, here, part))
+            else:
+                assert here == part
+    assert within == {False, True}
 
 
 def test_starts_are_given_to_the_network_only_if_one_lies_within() -> None:

@@ -8,7 +8,7 @@ import torch
 from recurrent import play, random_steps, split
 from scipy.stats import chisquare
 
-from rlbook.drqn import RecurrentReplayBuffer, chunk_dtype, drqn_loss
+from rlbook.drqn import DrawnChunks, RecurrentReplayBuffer, chunk_dtype, drqn_loss
 from rlbook.r2d2 import (
     R2D2,
     PrioritizedRecurrentReplayBuffer,
@@ -96,6 +96,25 @@ def test_a_new_chunk_has_the_highest_priority_and_an_old_place_loses_its_own() -
     position = buffer.ring.position
     play(buffer, 6, 9)
     assert buffer.tree[position] == 5.0
+
+
+def test_chunks_drawn_into_a_place_are_those_of_a_sample() -> None:
+    buffer, same = make_buffer(burn_in=2, overlap=2), make_buffer(burn_in=2, overlap=2)
+    for each in (buffer, same):
+        play(each, 200, 0)
+        each.update_priorities(np.arange(20), np.random.default_rng(0).random(20))
+    place = DrawnChunks(4, buffer.ring.rows.dtype)
+    for _ in range(5):
+        found, expected = buffer.sample(4, 0.5, place=place), same.sample(4, 0.5)
+        assert (found.indices == expected.indices).all()
+        for name in ("obs", "reward", "bootstrap", "mask", "weights"):
+            assert torch.equal(getattr(found, name), getattr(expected, name))
+        assert all(map(torch.equal, found.state, expected.state))
+
+
+def test_an_empty_buffer_says_so() -> None:
+    with pytest.raises(ValueError, match="empty: add chunks"):
+        make_buffer().sample(4)
 
 
 @pytest.mark.parametrize("bad", [np.array([np.nan]), np.array([np.inf]), np.ones(2)])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from rlbook.replay import (
+    DrawnBatches,
     NStepAccumulator,
     ReplayBuffer,
     make_rows,
@@ -200,6 +201,31 @@ def test_the_global_generator_is_left_alone() -> None:
     buffer.add(numbered(0, 4))
     buffer.sample(8)
     assert np.random.random() == expected
+
+
+def test_batches_in_place_are_those_of_one_large_sample() -> None:
+    ring, same = (ReplayBuffer(50, DTYPE, seed=3) for _ in range(2))
+    drawn = DrawnBatches(ring, batch_size=4, most=5, device=torch.device("cpu"))
+    for buffer in (ring, same):
+        buffer.add(numbered(0, 40))
+    for count in (2, 5, 1):
+        expected = same.sample(4 * count)
+        batches = drawn.draw(count)
+        assert len(batches) == count
+        for name in DTYPE.names or ():
+            parts = torch.cat([getattr(batch, name) for batch in batches])
+            assert np.array_equal(parts.numpy(), expected[name])
+            assert torch.equal(getattr(drawn.whole(count), name), parts)
+
+
+def test_a_place_for_batches_is_used_again() -> None:
+    ring = ReplayBuffer(50, DTYPE, seed=3)
+    ring.add(numbered(0, 40))
+    drawn = DrawnBatches(ring, batch_size=4, most=2, device=torch.device("cpu"))
+    first = drawn.draw(1)[0]
+    before = first.reward.tolist()
+    assert drawn.draw(2)[0].reward.data_ptr() == first.reward.data_ptr()
+    assert first.reward.tolist() != before
 
 
 # Stop and go on

@@ -19,6 +19,7 @@ import pytest
 import torch
 from helpers import TINY, assert_same, assert_same_run, in_child, newest, run_until
 
+import rlbook.run
 from rlbook.agent import Transition
 from rlbook.checkpoint import CheckpointDirectory, CheckpointError, read_checkpoint
 from rlbook.dqn import DQN
@@ -234,6 +235,21 @@ def test_without_its_buffer_a_run_resumes_and_learns(tmp_path: Path) -> None:
     assert again.agent.updates > stored["updates"] + 80
     weights = again.agent.state_dict()["online"]
     assert any(not torch.equal(weights[name], stored["online"][name]) for name in weights)
+
+
+@pytest.mark.parametrize(("eval_every", "made"), [(0, 0), (300, 2)])
+def test_environments_for_evaluating_are_made_once_and_only_if_needed(
+    eval_every: int, made: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, make_env = [], rlbook.run.make_env
+
+    def count(*args: Any) -> gym.Env:
+        calls.append(args)
+        return make_env(*args)
+
+    monkeypatch.setattr(rlbook.run, "make_env", count)
+    train(DQN(**{**SMALL, "eval_every": eval_every}), progress=False)
+    assert len(calls) == made  # two episodes of each of three evaluations
 
 
 def test_evaluating_more_often_changes_no_weight(tmp_path: Path) -> None:
