@@ -131,10 +131,10 @@ def price_of_looking(count: int = 20_000) -> tuple[float, float]:
 def watch_loop(clock: Clock, agent: Any) -> None:
     """Put what the loop calls on the clock, and what of it is the buffer's."""
     clock.watch(agent, "act", "acting")
-    clock.watch(agent, "observe sample", "buffer")
+    clock.watch(agent, "observe sample draw", "buffer")
     clock.watch(agent, "update valued", "update")
     clock.watch(agent.replay, "update_priorities", "buffer")
-    clock.watch(getattr(agent, "drawn", None), "draw whole", "buffer")
+    clock.watch(getattr(agent, "drawn", None), "draw", "buffer")
 
 
 def watch_update(clock: Clock, agent: Any) -> None:
@@ -194,10 +194,10 @@ def measure_step(agent: Any, steps: int, price: tuple[float, float]) -> dict[str
         runs.append({kind: spent / steps * 1e6 for kind, spent in clock.spent.items()})
     whole, looked = runs
     update = whole.pop("update")
-    parts = {kind: time for kind, time in looked.items() if kind not in whole}
+    parts = {kind: spent for kind, spent in looked.items() if kind not in whole}
     parts["loss"] = parts.pop("update")  # what is left of an update
     total = sum(parts.values())
-    return whole | {kind: update * time / total for kind, time in parts.items()}
+    return whole | {kind: update * spent / total for kind, spent in parts.items()}
 
 
 def measure_steps(rounds: int) -> dict[str, Any]:
@@ -207,13 +207,16 @@ def measure_steps(rounds: int) -> dict[str, Any]:
     for name in CONFIGS:
         agent = with_experience(name)
         runs = [measure_step(agent, STEPS[name], price) for _ in range(max(3, rounds // 3))]
-        kinds = list(runs[0])
-        times = np.array([[run[kind] for kind in kinds] for run in runs])
-        totals = times.sum(axis=1, keepdims=True)
-        scaled = times / totals * np.median(totals)  # the machine's own ups and downs are gone
-        parts = {kind: spread(column) for kind, column in zip(kinds, scaled.T, strict=True)}
-        about = {"config": CONFIGS[name], "env_id": agent.config.env_id}
-        found[name] = {**about, "microseconds": parts}
+        kinds = dict.fromkeys(kind for run in runs for kind in run)
+        times = np.array([[run.get(kind, 0.0) for kind in kinds] for run in runs])
+        shares = times / times.sum(axis=1, keepdims=True)  # a slow run is slow in all its parts
+        found[name] = {
+            "config": CONFIGS[name],
+            "env_id": agent.config.env_id,
+            "num_envs": agent.config.num_envs,
+            "microseconds": {k: spread(column) for k, column in zip(kinds, times.T, strict=True)},
+            "shares": {k: spread(column) for k, column in zip(kinds, shares.T, strict=True)},
+        }
     return found
 
 
@@ -531,7 +534,7 @@ def place_works() -> dict[str, Work]:
         for _ in range(4):
             agent.sample()
 
-    return {"one by one": one_by_one, "four in place": lambda: agent.drawn.draw(4)}
+    return {"one by one": one_by_one, "four in place": lambda: agent.drawn.draw(agent.replay, 4)}
 
 
 def stretch_works() -> dict[str, Work]:
@@ -539,7 +542,7 @@ def stretch_works() -> dict[str, Work]:
     agent: Any = with_experience("dqn", target_every=16, hidden=[256, 256], batch_size=64)
 
     def one_by_one() -> None:
-        for batch in Agent.batches(agent, 16):
+        for batch in agent.drawn.draw(agent.replay, 16):
             agent.update(batch)
 
     def at_once() -> None:

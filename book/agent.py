@@ -372,7 +372,7 @@ class Algorithm(ABC):
         """Make one gradient step."""
 
     def batches(self, count: int) -> Iterator[Any]:
-        """Draw what each of `count` updates learns from, when it is its turn."""
+        """Draw for `count` updates; what is drawn may be overwritten when the next is asked for."""
         for _ in range(count):
             yield self.sample()
 

@@ -150,7 +150,7 @@ def aim_with_dqn(joints: int, seed: int = 0) -> float:
 
 dqn_scores = [aim_with_dqn(joints) for joints in JOINTS]
 for joints, score in zip(JOINTS, dqn_scores, strict=True):
-    print(f"DQN, {joints} joints, {5**joints:5,} actions: {score:.3f}")
+    print(f"DQN, joints: {joints}, actions: {5**joints:5,}, score: {score:.3f}")
 assert dqn_scores[0] > -0.1 and dqn_scores[-1] < -0.5
 
 # %% [markdown]

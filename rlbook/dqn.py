@@ -2,6 +2,7 @@
 
 __all__ = [
     "DQN",
+    "DRAWN_TOGETHER",
     "MLP",
     "Adam",
     "DQNConfig",
@@ -439,14 +440,15 @@ class QLearner(QAgent):
         return dqn_target(batch.reward, batch.discount, batch.terminated, next_q, next_q_online)
 
     @torch.no_grad()
-    def valued(self, parts: list[Batch], whole: Batch) -> list[ValuedBatch]:
-        """Add to batches what the target network says of them now, from all of them at once."""
-        size, next_q = self.config.batch_size, self.target(whole.next_obs)
+    def valued(self, batches: list[Batch]) -> list[ValuedBatch]:
+        """Add to batches what the target network says of them now, in one pass for all."""
+        columns = zip(*(vars(batch).values() for batch in batches), strict=True)
+        whole, size = Batch(*map(torch.cat, columns)), self.config.batch_size
+        next_q = self.target(whole.next_obs)
         values = [next_q.split(size)]
         if not self.config.double:
             values.append(self.td_target(whole, next_q).split(size))
-        columns = zip(parts, *values, strict=True)
-        return [ValuedBatch(*vars(batch).values(), *found) for batch, *found in columns]
+        return [ValuedBatch(*vars(b).values(), *v) for b, *v in zip(batches, *values, strict=True)]
 
     @torch.inference_mode()
     def update(self, batch: Batch) -> UpdateResult:
@@ -474,7 +476,6 @@ class TransitionCollector(QLearner):
         seed = derive_seed(config.seed, "replay")
         self.replay = ReplayBuffer(config.buffer_size, dtype, seed)
         self.n_step = NStepAccumulator(config.n_step, config.gamma, config.num_envs, dtype)
-        self.drawn = DrawnBatches(self.replay, config.batch_size, 16, self.device)
 
     def observe(self, transition: Transition) -> None:
         """Store the n-step transitions that this step completes."""
@@ -500,6 +501,9 @@ class TransitionCollector(QLearner):
         return to_batch(self.replay.sample(self.config.batch_size), self.device)
 
 
+DRAWN_TOGETHER = 16  # batches; more would not fit the cache
+
+
 class DQN(TransitionCollector):
     """A Q-network that learns from replay."""
 
@@ -508,17 +512,21 @@ class DQN(TransitionCollector):
     parts: ClassVar[tuple[str, ...]] = ("online", "target", "optimizer", "n_step", "replay")
     compiled: ClassVar[tuple[str, ...]] = ("online.trace", "target.trace")
 
+    def build(self) -> None:
+        """Make networks, optimiser, buffer and room for batches."""
+        super().build()
+        dtype, size = self.replay.rows.dtype, self.config.batch_size
+        self.drawn = DrawnBatches(dtype, size, DRAWN_TOGETHER, self.device)
+
     def batches(self, count: int) -> Iterator[Batch]:
         """Draw several batches at once, and value their successors while the target rests."""
-        every = self.config.target_every
         while count:
-            together = min(count, self.drawn.most)
-            count -= together
-            parts, resting = self.drawn.draw(together), every - self.updates % every
-            if 1 < together <= resting:
-                yield from self.valued(parts, self.drawn.whole(together))
-            else:
-                yield from parts
+            batches = self.drawn.draw(self.replay, min(count, DRAWN_TOGETHER))
+            count -= len(batches)
+            while batches:
+                rest = self.config.target_every - self.updates % self.config.target_every
+                alike, batches = batches[:rest], batches[rest:]  # the target moves in between
+                yield from self.valued(alike) if len(alike) > 1 else alike
 
 
 def train_dqn(config: DQNConfig, progress: bool = True) -> RunResult:

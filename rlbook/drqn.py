@@ -288,17 +288,17 @@ class Chunks:
 
 
 class DrawnChunks:
-    """A place for chunks: `rows` as they are drawn, and what `turn` makes of them."""
+    """Memory for chunks: `rows` as they are drawn, and the tensors that they become."""
 
     def __init__(self, batch_size: int, dtype: np.dtype) -> None:
         self.rows = np.zeros(batch_size, dtype)
-        self.chunks = Chunks.from_rows(self.rows)  # memory and cell are views of the rows
-        names = [name for name in dtype.names or () if name in vars(self.chunks)]
+        self.chunks = Chunks.from_rows(self.rows)
+        names = [n for n in dtype.names or () if n not in ("hidden", "cell")]  # those are views
         self.columns = [
             (getattr(self.chunks, name).numpy(), self.rows[name].swapaxes(0, 1)) for name in names
         ]
 
-    def turn(self) -> Chunks:
+    def to_time_first(self) -> Chunks:
         """Copy the rows into the tensors, time first."""
         for column, rows in self.columns:
             column[:] = rows
@@ -317,19 +317,18 @@ class OpenChunks:
 
     def begin(self, episode_start: np.ndarray, state: tuple[np.ndarray, np.ndarray]) -> None:
         """Keep the memory that a new chunk starts from."""
-        if np.count_nonzero(self.filled) < len(self.filled):
+        if np.count_nonzero(self.filled) < len(self.filled):  # quicker than `all`
             empty = np.flatnonzero(self.filled == 0)
             self.rows["hidden"][empty], self.rows["cell"][empty] = state[0][empty], state[1][empty]
 
     def write(self, next_obs: np.ndarray, **step: np.ndarray) -> None:
         """Add one step of each environment."""
-        here = self.envs, self.filled
         for name, part in step.items():
-            if part.dtype.kind != "b" or np.count_nonzero(part):  # a new chunk is False all over
-                self.fields[name][here] = part
-        self.fields["mask"][here] = True
+            if part.dtype.kind != "b" or np.count_nonzero(part):  # what is not written is False
+                self.fields[name][self.envs, self.filled] = part
+        self.fields["mask"][self.envs, self.filled] = True
         self.filled += 1
-        self.fields["obs"][here] = next_obs  # one place further on
+        self.fields["obs"][self.envs, self.filled] = next_obs
 
     def take(self, envs: np.ndarray, ended: np.ndarray) -> np.ndarray:
         """Hand out the chunks of these environments and begin new ones."""
@@ -366,7 +365,7 @@ class RecurrentReplayBuffer:
         self,
         *,
         truncated: np.ndarray,  # (num_envs,)
-        state: tuple[np.ndarray, np.ndarray],  # (num_envs, units), zero where an episode starts
+        state: tuple[np.ndarray, np.ndarray],  # (num_envs, units), zero at a start; may be kept
         **step: np.ndarray,  # obs, action, reward, next_obs, terminated, episode_start
     ) -> None:
         """Store one step of each environment; a chunk closes when full or when its episode ends."""
@@ -386,12 +385,12 @@ class RecurrentReplayBuffer:
         """Put closed chunks into the ring."""
         self.ring.add(rows)
 
-    def sample(self, batch_size: int, *, place: DrawnChunks | None = None) -> Chunks:
-        """Draw closed chunks uniformly, as (time, batch, ...), into a place if there is one."""
-        if place is None:
+    def sample(self, batch_size: int, *, out: DrawnChunks | None = None) -> Chunks:
+        """Draw closed chunks uniformly, as (time, batch, ...), into `out` if it is given."""
+        if out is None:
             return Chunks.from_rows(self.ring.sample(batch_size))
-        self.ring.sample(batch_size, out=place.rows)
-        return place.turn()
+        self.ring.sample(batch_size, out=out.rows)
+        return out.to_time_first()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the ring and the open chunks."""
@@ -531,14 +530,14 @@ class Sight:
     """Turns observations, and the action before each, into what the network sees."""
 
     def __init__(self, scale: tuple[float, ...], choices: int, previous_action: bool) -> None:
-        self.actions = choices if previous_action else 0  # numbers for the action before
-        self.scale = np.array([*scale, *[1.0] * self.actions], dtype=np.float32)
-        self.rows = np.eye(choices, self.actions, dtype=np.float32)
+        self.action_inputs = choices if previous_action else 0
+        self.scale = np.array([*scale, *[1.0] * self.action_inputs], dtype=np.float32)
+        self.one_hots = np.eye(choices, self.action_inputs, dtype=np.float32)
         self.inputs = len(self.scale)
 
     def one_hot(self, actions: np.ndarray) -> np.ndarray:
-        """Return actions (batch,) as (batch, actions) of zeros and ones."""
-        return self.rows[actions]
+        """Return actions (batch,) as (batch, actions) of zeros and ones, or as nothing."""
+        return self.one_hots[actions]
 
     def see(self, obs: np.ndarray, previous: np.ndarray) -> np.ndarray:
         """Return (batch, inputs) for observations (batch, entries) and one-hot actions."""
@@ -575,7 +574,7 @@ class RecurrentQAgent(Agent):
         """Return hidden state, cell and last action, forgotten where an episode starts."""
         if state is None:
             count = len(episode_start)
-            no_action = torch.zeros(count, self.sight.actions, device=self.device)
+            no_action = torch.zeros(count, self.sight.action_inputs, device=self.device)
             return *self.online.initial_state(count), no_action
         if not np.count_nonzero(episode_start):
             return state
@@ -633,14 +632,18 @@ class ChunkCollector(RecurrentQAgent):
             state=(hidden, cell),
         )
 
-    def sample(self, place: DrawnChunks | None = None) -> Chunks:
-        """Draw a batch from the replay buffer."""
-        return self.replay.sample(self.config.batch_size, place=place).to(self.device)
+    def draw(self, out: DrawnChunks | None) -> Chunks:
+        """Draw a batch from the replay buffer, into `out` or into new memory."""
+        return self.replay.sample(self.config.batch_size, out=out).to(self.device)
+
+    def sample(self) -> Chunks:
+        """Draw a batch to keep."""
+        return self.draw(None)
 
     def batches(self, count: int) -> Iterator[Chunks]:
-        """Draw the batches of `count` updates, each when it is its turn, into one place."""
+        """Draw for `count` updates, each when it is its turn, over the one before."""
         for _ in range(count):
-            yield self.sample(self.drawn)
+            yield self.draw(self.drawn)
 
 
 class DRQN(ChunkCollector):
@@ -663,6 +666,7 @@ class DRQN(ChunkCollector):
         enough = len(self.replay) >= self.config.batch_size
         return self.config.updates_due(self.global_step) if enough else 0
 
+    @torch.inference_mode(False)  # autograd is to go back to it
     def start(self, chunks: Chunks) -> State:
         """Return the memory that chunks start from."""
         stored = self.config.start_state == "stored"

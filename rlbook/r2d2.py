@@ -56,8 +56,10 @@ class SumTree:
     """Leaves with a mass each; a node knows the mass below it, so a draw takes log(n) steps."""
 
     def __init__(self, capacity: int, most_children: int = 128) -> None:
-        depth = max(1, math.ceil(math.log(capacity, most_children)))
-        children = math.ceil(capacity ** (1 / depth))  # no more than this depth needs
+        depth = 1
+        while most_children**depth < capacity:
+            depth += 1
+        children = math.ceil(capacity ** (1 / depth))  # no more than needed: a draw adds up a node
         self.levels: list[np.ndarray] = []  # the top first; (nodes above, children)
         nodes = capacity
         while not self.levels or nodes > 1:
@@ -83,7 +85,7 @@ class SumTree:
 
     def find(self, points: np.ndarray) -> np.ndarray:
         """Return the leaf under each point of [0, total), all leaves laid end to end."""
-        (top,), *below = self.levels
+        (top,), *below = self.levels  # all points share the top: one sum serves them
         ends = top.cumsum()  # where the mass of each child ends
         points = np.minimum(points, math.nextafter(ends[-1], 0.0))  # rounding may overshoot
         nodes = ends.searchsorted(points, side="right")  # the first that reaches beyond
@@ -132,13 +134,13 @@ class OverlappingChunks(OpenChunks):
     def state_dict(self) -> dict[str, Any]:
         """Return the open chunks and their memories."""
         trail = [[torch.from_numpy(part) for part in state] for state in self.trail]
-        return {**super().state_dict(), "trail": trail}
+        return {**super().state_dict(), "memories": trail}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over stored chunks and their memories."""
         super().load_state_dict(state)
         self.trail.clear()
-        self.trail.extend((hidden.numpy(), cell.numpy()) for hidden, cell in state["trail"])
+        self.trail.extend((hidden.numpy(), cell.numpy()) for hidden, cell in state["memories"])
 
 
 # %% book/r2d2.py · The weights
@@ -174,19 +176,19 @@ class PrioritizedRecurrentReplayBuffer(RecurrentReplayBuffer):
         self.tree.set(places, self.highest**self.alpha)
 
     def sample(
-        self, batch_size: int, beta: float = 1.0, *, place: DrawnChunks | None = None
+        self, batch_size: int, beta: float = 1.0, *, out: DrawnChunks | None = None
     ) -> PrioritizedChunks:
         """Draw chunks in proportion to priority ** alpha, with weights that make up for it."""
-        total = self.tree.total
-        if total == 0.0:
+        if not len(self):
             raise ValueError("The replay buffer is empty: add chunks before you sample.")
+        total = self.tree.total
         indices = self.tree.find(self.ring.generator.random(batch_size) * total)
         weights = torch.from_numpy(importance_weights(self.tree[indices], total, len(self), beta))
-        if place is None:
+        if out is None:
             rows = self.ring.rows.take(indices)
             return PrioritizedChunks.from_rows(rows, indices=indices, weights=weights)
-        self.ring.rows.take(indices, out=place.rows, mode="clip")
-        return PrioritizedChunks(**vars(place.turn()), indices=indices, weights=weights)
+        self.ring.rows.take(indices, out=out.rows, mode="clip")
+        return PrioritizedChunks(**vars(out.to_time_first()), indices=indices, weights=weights)
 
     def update_priorities(self, indices: np.ndarray, priorities: np.ndarray) -> None:
         """Give chunks new priorities."""
@@ -291,6 +293,11 @@ class R2D2Config(DRQNConfig):
                 f"Setting 'chunk_length' ({self.chunk_length}) must be at least 'burn_in' plus "
                 f"one ({self.burn_in + 1}): a chunk of burn-in alone trains nothing."
             )
+        if self.overlap >= self.chunk_length:
+            raise ValueError(
+                f"Setting 'overlap' ({self.overlap}) must be less than 'chunk_length' "
+                f"({self.chunk_length}): each chunk needs a step of its own."
+            )
         for name, steps in (("n_step", self.n_step), ("overlap", self.overlap)):
             if steps > trained:
                 raise ValueError(
@@ -326,10 +333,14 @@ class PrioritizedDRQN(DRQN):
         progress = min(1.0, self.global_step / self.config.total_steps)
         return self.config.beta + (1 - self.config.beta) * progress
 
-    def sample(self, place: DrawnChunks | None = None) -> PrioritizedChunks:
+    def draw(self, out: DrawnChunks | None) -> PrioritizedChunks:
         """Draw a batch by priority."""
         size, beta = self.config.batch_size, self.beta()
-        return self.replay.sample(size, beta, place=place).to(self.device)
+        return self.replay.sample(size, beta, out=out).to(self.device)
+
+    def sample(self) -> PrioritizedChunks:
+        """Draw a batch to keep."""
+        return self.draw(None)
 
 
 class Assessment(NamedTuple):

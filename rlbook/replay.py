@@ -97,7 +97,7 @@ class ReplayBuffer:
         if self.size == 0:
             raise ValueError("The replay buffer is empty: add transitions before you sample.")
         places = draw_places(self.generator, self.size, batch_size)
-        return self.rows.take(places, out=out, mode="clip")  # none is out of range
+        return self.rows.take(places, out=out, mode="clip")  # other modes fill `out` by a detour
 
     def state_dict(self) -> dict[str, Any]:
         """Return the filled part of the ring, without a copy, and the state of the generator."""
@@ -144,30 +144,24 @@ def to_batch(rows: np.ndarray, device: torch.device) -> Batch:
 
 
 class DrawnBatches:
-    """A place for batches that are drawn together; the next draw overwrites them."""
+    """Memory for batches that are drawn together; the next draw overwrites them."""
 
     def __init__(
-        self, replay: ReplayBuffer, batch_size: int, most: int, device: torch.device
+        self, dtype: np.dtype, batch_size: int, max_batches: int, device: torch.device
     ) -> None:
-        self.replay, self.device = replay, device
-        self.batch_size, self.most = batch_size, most
-        self.rows = np.zeros(most * batch_size, replay.rows.dtype)
-        self.batches = self.parts()
+        self.rows = np.zeros((max_batches, batch_size), dtype)
+        self.device = device
+        self.views = self.to_batches(self.rows) if device.type == "cpu" else None
 
-    def parts(self) -> list[Batch]:
-        """Return all batches, each as tensors."""
-        return [to_batch(rows, self.device) for rows in self.rows.reshape(self.most, -1)]
+    def to_batches(self, rows: np.ndarray) -> list[Batch]:
+        """Turn rows (batches, batch size) into tensors."""
+        return [to_batch(part, self.device) for part in rows]
 
-    def draw(self, count: int) -> list[Batch]:
+    def draw(self, replay: ReplayBuffer, count: int) -> list[Batch]:
         """Draw `count` batches."""
-        rows = count * self.batch_size
-        self.replay.sample(rows, out=self.rows[:rows])
-        batches = self.batches if self.device.type == "cpu" else self.parts()
-        return batches[:count]
-
-    def whole(self, count: int) -> Batch:
-        """Return the first `count` batches of the last draw as one."""
-        return to_batch(self.rows[: count * self.batch_size], self.device)
+        rows = self.rows[:count]
+        replay.sample(rows.size, out=rows.reshape(-1))
+        return self.to_batches(rows) if self.views is None else self.views[:count]
 
 
 # %% book/replay.py · n-step returns
@@ -193,9 +187,9 @@ class NStepAccumulator:
         self.pending[self.newest], self.waiting[self.newest] = rows, True
 
         ended = rows["terminated"] | truncated
-        if np.count_nonzero(ended):
+        if np.count_nonzero(ended):  # quicker than `any`
             return self.finish(rows, ended)
-        oldest = (self.newest + 1) % n  # n steps complete these
+        oldest = (self.newest + 1) % n  # n steps complete these, and none of them saw an end
         ready = self.waiting[oldest]
         self.next_obs[oldest] = rows["next_obs"]
         complete = self.pending[oldest][ready]
@@ -203,11 +197,12 @@ class NStepAccumulator:
         return complete
 
     def finish(self, rows: np.ndarray, ended: np.ndarray) -> np.ndarray:
-        """Return the rows that are complete where an end completes all windows, however short."""
+        """Return all windows of episodes that ended, and those that n steps complete."""
         oldest = (self.newest + 1) % len(self.waiting)
         ready = self.waiting & ended
         ready[oldest] = self.waiting[oldest]
-        self.next_obs[:], self.terminated[:] = rows["next_obs"], rows["terminated"]
+        self.next_obs[:] = rows["next_obs"]  # a window that goes on gets a later one
+        self.terminated[:] = rows["terminated"]
         self.waiting ^= ready
         return self.pending[ready]
 

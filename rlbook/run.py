@@ -359,15 +359,17 @@ class Evaluator:
 
     def evaluate(self, agent: Agent) -> Evaluation:
         """Play one episode in each environment; the seeds follow from the step."""
-        config, missing = self.config, self.config.eval_episodes - len(self.envs)
-        self.envs += [make_env(config.env_id, config.env_kwargs) for _ in range(missing)]
+        config = self.config
+        if not self.envs:
+            episodes = range(config.eval_episodes)
+            self.envs = [make_env(config.env_id, config.env_kwargs) for _ in episodes]
         seed = derive_seed(config.seed, "evaluation", agent.global_step)
         return evaluate(agent.greedy, self.envs, seed)
 
     def close(self) -> None:
-        """Close the environments."""
-        for env in self.envs:
-            env.close()
+        """Close the environments; another evaluation makes new ones."""
+        while self.envs:
+            self.envs.pop().close()
 
 
 # %% book/run.py · A moment of a run

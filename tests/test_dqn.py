@@ -281,7 +281,8 @@ def test_the_slope_by_hand_is_that_of_autograd(huber: bool) -> None:
 
 
 @pytest.mark.parametrize("double", [False, True])
-@pytest.mark.parametrize(("target_every", "tau"), [(3, 1.0), (1, 0.1), (1_000, 1.0)])
+@pytest.mark.parametrize(("target_every", "tau"), [(3, 1.0), (1, 0.1), (24, 1.0), (1_000, 1.0)]
+)
 def test_batches_drawn_together_teach_as_batches_drawn_one_by_one(
     double: bool, target_every: int, tau: float
 ) -> None:

@@ -182,14 +182,14 @@ def test_sample_is_time_first() -> None:
     assert [part.shape for part in chunks.state] == [(5, 4), (5, 4)]
 
 
-def test_chunks_drawn_into_a_place_are_those_of_a_sample() -> None:
+def test_chunks_drawn_into_given_memory_are_those_of_a_sample() -> None:
     buffer, same = (RecurrentReplayBuffer(500, chunk_dtype(2, 4, 6), 3, 2, 0.9, 7) for _ in "ab")
     for each in (buffer, same):
         play(each, 200, 0)
         each.ring.rows["episode_start"][:5, 2] = True  # so that some batches hold starts within
-    place, within = DrawnChunks(5, buffer.ring.rows.dtype), set()
+    room, within = DrawnChunks(5, buffer.ring.rows.dtype), set()
     for _ in range(20):
-        found, expected = buffer.sample(5, place=place), same.sample(5)
+        found, expected = buffer.sample(5, out=room), same.sample(5)
         within.add(found.starts_within)
         for name, part in vars(expected).items():
             here = getattr(found, name)
@@ -236,6 +236,20 @@ def test_an_episode_that_was_left_is_cut_as_if_truncated() -> None:
     ended = sum(bool(e[0]["terminated"] or e[0]["truncated"]) for e in episodes)
     assert len(buffer) == before + waiting + ended
     assert buffer.ring.rows["episode_start"][: len(buffer), 1:].sum() == 0
+
+
+@pytest.mark.parametrize("agent_class", RECURRENT)
+@pytest.mark.parametrize("start_state", ["stored", "zero"])
+@pytest.mark.parametrize("previous_action", [False, True])
+def test_every_kind_of_memory_learns(
+    agent_class: type[DRQN], start_state: str, previous_action: bool
+) -> None:
+    settings: dict[str, Any] = {"start_state": start_state, "previous_action": previous_action}
+    settings |= {"chunk_length": 16, "batch_size": 4, "warmup_steps": 100, "eval_every": 0}
+    agent = agent_class("CartPole-v1", num_envs=2, seed=0, **settings)
+    before = agent.weights.detach().clone()
+    agent.learn(200, progress=False)
+    assert agent.updates > 0 and not torch.equal(agent.weights, before)
 
 
 # The loss

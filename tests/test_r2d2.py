@@ -98,18 +98,23 @@ def test_a_new_chunk_has_the_highest_priority_and_an_old_place_loses_its_own() -
     assert buffer.tree[position] == 5.0
 
 
-def test_chunks_drawn_into_a_place_are_those_of_a_sample() -> None:
+def test_chunks_drawn_into_given_memory_are_those_of_a_sample() -> None:
     buffer, same = make_buffer(burn_in=2, overlap=2), make_buffer(burn_in=2, overlap=2)
     for each in (buffer, same):
         play(each, 200, 0)
         each.update_priorities(np.arange(20), np.random.default_rng(0).random(20))
-    place = DrawnChunks(4, buffer.ring.rows.dtype)
+    room = DrawnChunks(4, buffer.ring.rows.dtype)
     for _ in range(5):
-        found, expected = buffer.sample(4, 0.5, place=place), same.sample(4, 0.5)
+        found, expected = buffer.sample(4, 0.5, out=room), same.sample(4, 0.5)
         assert (found.indices == expected.indices).all()
         for name in ("obs", "reward", "bootstrap", "mask", "weights"):
             assert torch.equal(getattr(found, name), getattr(expected, name))
         assert all(map(torch.equal, found.state, expected.state))
+
+
+def test_a_chunk_needs_a_step_of_its_own() -> None:
+    with pytest.raises(ValueError, match="must be less than 'chunk_length'"):
+        R2D2Config(env_id="CartPole-v1", chunk_length=8, burn_in=0, overlap=8)
 
 
 def test_an_empty_buffer_says_so() -> None:

@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+import rlbook.replay
 from rlbook.replay import (
+    Batch,
     DrawnBatches,
     NStepAccumulator,
     ReplayBuffer,
@@ -205,26 +207,42 @@ def test_the_global_generator_is_left_alone() -> None:
 
 def test_batches_in_place_are_those_of_one_large_sample() -> None:
     ring, same = (ReplayBuffer(50, DTYPE, seed=3) for _ in range(2))
-    drawn = DrawnBatches(ring, batch_size=4, most=5, device=torch.device("cpu"))
+    drawn = DrawnBatches(DTYPE, batch_size=4, max_batches=5, device=torch.device("cpu"))
     for buffer in (ring, same):
         buffer.add(numbered(0, 40))
     for count in (2, 5, 1):
         expected = same.sample(4 * count)
-        batches = drawn.draw(count)
+        batches = drawn.draw(ring, count)
         assert len(batches) == count
         for name in DTYPE.names or ():
             parts = torch.cat([getattr(batch, name) for batch in batches])
             assert np.array_equal(parts.numpy(), expected[name])
-            assert torch.equal(getattr(drawn.whole(count), name), parts)
 
 
-def test_a_place_for_batches_is_used_again() -> None:
+def test_on_another_device_no_more_is_moved_than_was_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ring = ReplayBuffer(50, DTYPE, seed=3)
     ring.add(numbered(0, 40))
-    drawn = DrawnBatches(ring, batch_size=4, most=2, device=torch.device("cpu"))
-    first = drawn.draw(1)[0]
+    moved = []
+
+    def count(rows: np.ndarray, device: torch.device) -> Batch:
+        moved.append(len(rows))
+        return to_batch(rows, device)
+
+    monkeypatch.setattr(rlbook.replay, "to_batch", count)
+    drawn = DrawnBatches(DTYPE, batch_size=4, max_batches=5, device=torch.device("meta"))
+    batches = drawn.draw(ring, 2)
+    assert moved == [4, 4] and [batch.obs.device.type for batch in batches] == ["meta", "meta"]
+
+
+def test_memory_for_batches_is_used_again() -> None:
+    ring = ReplayBuffer(50, DTYPE, seed=3)
+    ring.add(numbered(0, 40))
+    drawn = DrawnBatches(DTYPE, batch_size=4, max_batches=2, device=torch.device("cpu"))
+    first = drawn.draw(ring, 1)[0]
     before = first.reward.tolist()
-    assert drawn.draw(2)[0].reward.data_ptr() == first.reward.data_ptr()
+    assert drawn.draw(ring, 2)[0].reward.data_ptr() == first.reward.data_ptr()
     assert first.reward.tolist() != before
 
 

@@ -249,7 +249,7 @@ def test_environments_for_evaluating_are_made_once_and_only_if_needed(
 
     monkeypatch.setattr(rlbook.run, "make_env", count)
     train(DQN(**{**SMALL, "eval_every": eval_every}), progress=False)
-    assert len(calls) == made  # two episodes of each of three evaluations
+    assert len(calls) == made  # one an episode, kept for all three evaluations
 
 
 def test_evaluating_more_often_changes_no_weight(tmp_path: Path) -> None:
