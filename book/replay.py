@@ -454,19 +454,20 @@ class DrawnBatches:
     def __init__(
         self, dtype: np.dtype, batch_size: int, max_batches: int, device: torch.device
     ) -> None:
-        self.rows = np.zeros((max_batches, batch_size), dtype)
-        self.device = device
-        self.views = self.to_batches(self.rows) if device.type == "cpu" else None
+        self.rows = np.zeros(max_batches * batch_size, dtype)
+        self.batch_size, self.device = batch_size, device
+        self.views = self.to_batches(max_batches) if device.type == "cpu" else None
 
-    def to_batches(self, rows: np.ndarray) -> list[Batch]:
-        """Turn rows (batches, batch size) into tensors."""
+    def to_batches(self, count: int) -> list[Batch]:
+        """Turn the first rows into `count` batches of tensors."""
+        rows = self.rows[: count * self.batch_size].reshape(count, self.batch_size)
         return [to_batch(part, self.device) for part in rows]
 
     def draw(self, replay: ReplayBuffer, count: int) -> list[Batch]:
         """Draw `count` batches."""
-        rows = self.rows[:count]
-        replay.sample(rows.size, out=rows.reshape(-1))
-        return self.to_batches(rows) if self.views is None else self.views[:count]
+        size = count * self.batch_size
+        replay.sample(size, out=self.rows[:size])
+        return self.to_batches(count) if self.views is None else self.views[:count]
 
 # %%
 ring, same = ReplayBuffer(4, dtype, seed=0), ReplayBuffer(4, dtype, seed=0)

@@ -479,10 +479,11 @@ class TransitionCollector(QLearner):
 
     def observe(self, transition: Transition) -> None:
         """Store the n-step transitions that this step completes."""
+        first = self.action_space.start  # most often 0, and then nothing is to do
         rows = make_rows(
             self.replay.rows.dtype,
             obs=transition.obs,
-            action=transition.action - self.action_space.start,
+            action=transition.action - first if first else transition.action,
             reward=transition.reward,
             next_obs=transition.next_obs,
             terminated=transition.terminated,
