@@ -1359,10 +1359,10 @@ figure.legend(loc="outside lower center", ncols=2)  # the bands leave no room in
 plt.show()
 
 # %% [markdown]
-# The stored memory has the better mean with both lengths, most of all with chunks of 8: one that
-# starts empty has seen almost nothing by its end. With 32 steps the two cannot be told apart. The
-# intervals are wide, since at 24,000 steps some seeds have solved the task and some have not, so
-# read this as a tendency, not as a proof.
+# With chunks of 8 the stored memory has the better mean, as one would expect: a chunk that starts
+# empty has seen almost nothing by its end. With 32 steps the empty memory has the better mean. The
+# intervals are wide and overlap in both cases, since at 24,000 steps some seeds have solved the task
+# and some have not, so neither is a proof.
 #
 # ## What an update costs
 #

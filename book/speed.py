@@ -130,8 +130,9 @@ print("more than 10 % in buffer and loop:", ", ".join(over) or "none")
 # last line names those that pay more. A small network makes the overhead look large: the same
 # microseconds of buffer and loop are a larger part of less. They are mostly calls, not work, and what
 # helps is fewer calls: one draw for all updates that are due, memory and views that lie ready, and
-# more environments for each turn of the loop. DQN's six environments were chosen for that: with four,
-# buffer and loop took 11 to 12 % of its time.
+# more environments for each turn of the loop. DQN's settings were chosen for that, too: with four
+# environments instead of six, and an update every third step instead of every second, buffer and loop
+# took 12 % of its time.
 #
 # ## Beside Stable-Baselines3
 #
