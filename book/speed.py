@@ -131,7 +131,7 @@ print("more than 10 % in buffer and loop:", ", ".join(over) or "none")
 # microseconds of buffer and loop are a larger part of less. They are mostly calls, not work, and what
 # helps is fewer calls: one draw for all updates that are due, memory and views that lie ready, and
 # more environments for each turn of the loop. DQN's settings were chosen for that, too: with four
-# environments instead of six, and an update every third step instead of every second, buffer and loop
+# environments instead of five, and an update every third step instead of every second, buffer and loop
 # took 12 % of its time.
 #
 # ## Beside Stable-Baselines3
