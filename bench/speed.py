@@ -539,7 +539,7 @@ def place_works() -> dict[str, Work]:
 
 def stretch_works() -> dict[str, Work]:
     """Return sixteen updates of DQN whose targets are valued one by one, and at once."""
-    agent: Any = with_experience("dqn", target_every=16, hidden=[256, 256], batch_size=64)
+    agent: Any = with_experience("dqn", target_every=16, hidden=[256, 256], double=False)
 
     def one_by_one() -> None:
         for batch in agent.drawn.draw(agent.replay, 16):

@@ -820,11 +820,9 @@ class QLearner(QAgent):
         return dqn_target(batch.reward, batch.discount, batch.terminated, next_q, next_q_online)
 
     @torch.no_grad()
-    def valued(self, batches: list[Batch]) -> list[ValuedBatch]:
-        """Add to batches what the target network says of them now, in one pass for all."""
-        columns = zip(*(vars(batch).values() for batch in batches), strict=True)
-        whole, size = Batch(*map(torch.cat, columns)), self.config.batch_size
-        next_q = self.target(whole.next_obs)
+    def valued(self, batches: list[Batch], whole: Batch) -> list[ValuedBatch]:
+        """Add to batches what the target network says of them now, from the whole of them."""
+        size, next_q = self.config.batch_size, self.target(whole.next_obs)
         values = [next_q.split(size)]
         if not self.config.double:
             values.append(self.td_target(whole, next_q).split(size))
@@ -896,9 +894,6 @@ class TransitionCollector(QLearner):
 
 # %%
 #| export
-DRAWN_TOGETHER = 16  # batches; more would not fit the cache
-
-
 class DQN(TransitionCollector):
     """A Q-network that learns from replay."""
 
@@ -911,17 +906,23 @@ class DQN(TransitionCollector):
         """Make networks, optimiser, buffer and room for batches."""
         super().build()
         dtype, size = self.replay.rows.dtype, self.config.batch_size
-        self.drawn = DrawnBatches(dtype, size, DRAWN_TOGETHER, self.device)
+        most = 16  # more would not fit the cache
+        self.drawn = DrawnBatches(dtype, size, most, self.device)
 
     def batches(self, count: int) -> Iterator[Batch]:
         """Draw several batches at once, and value their successors while the target rests."""
-        while count:
-            batches = self.drawn.draw(self.replay, min(count, DRAWN_TOGETHER))
-            count -= len(batches)
-            while batches:
-                rest = self.config.target_every - self.updates % self.config.target_every
-                alike, batches = batches[:rest], batches[rest:]  # the target moves in between
-                yield from self.valued(alike) if len(alike) > 1 else alike
+        every = self.config.target_every
+        for batches in self.drawn.draw_all(self.replay, count):
+            first = 0
+            while first < len(batches):
+                rest = every - self.updates % every  # updates until the target moves
+                last = min(first + rest, len(batches))
+                alike = batches[first:last]
+                if len(alike) > 1:
+                    yield from self.valued(alike, self.drawn.whole(first, last))
+                else:
+                    yield from alike
+                first = last
 
 # %%
 #| export

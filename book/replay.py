@@ -29,6 +29,7 @@
 
 # %%
 #| export
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -455,7 +456,7 @@ class DrawnBatches:
         self, dtype: np.dtype, batch_size: int, max_batches: int, device: torch.device
     ) -> None:
         self.rows = np.zeros(max_batches * batch_size, dtype)
-        self.batch_size, self.device = batch_size, device
+        self.batch_size, self.max_batches, self.device = batch_size, max_batches, device
         self.views = self.to_batches(max_batches) if device.type == "cpu" else None
 
     def to_batches(self, count: int) -> list[Batch]:
@@ -469,6 +470,15 @@ class DrawnBatches:
         replay.sample(size, out=self.rows[:size])
         return self.to_batches(count) if self.views is None else self.views[:count]
 
+    def draw_all(self, replay: ReplayBuffer, count: int) -> Iterator[list[Batch]]:
+        """Draw `count` batches, at each turn as many as there is memory for."""
+        for start in range(0, count, self.max_batches):
+            yield self.draw(replay, min(count - start, self.max_batches))
+
+    def whole(self, first: int, last: int) -> Batch:
+        """Return some batches of the last draw as one."""
+        return to_batch(self.rows[first * self.batch_size : last * self.batch_size], self.device)
+
 # %%
 ring, same = ReplayBuffer(4, dtype, seed=0), ReplayBuffer(4, dtype, seed=0)
 for each in (ring, same):
@@ -476,6 +486,8 @@ for each in (ring, same):
 drawn = DrawnBatches(dtype, batch_size=3, max_batches=8, device=torch.device("cpu"))
 first, second = drawn.draw(ring, count=2)
 assert torch.cat([first.reward, second.reward]).tolist() == same.sample(6)["reward"].tolist()
+assert torch.equal(drawn.whole(1, 2).reward, second.reward)
+assert [len(batches) for batches in drawn.draw_all(ring, count=20)] == [8, 8, 4]
 
 # %% [markdown]
 # ## What a sample costs

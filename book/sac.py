@@ -36,6 +36,7 @@
 #| export
 import copy
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -48,7 +49,14 @@ from rlbook.agent import Agent, Transition, UpdateResult
 from rlbook.dqn import Adam, check_batch_fits, check_shapes
 from rlbook.ensemble import Ensemble, Trace
 from rlbook.envs import derive_seed
-from rlbook.replay import Batch, ReplayBuffer, make_rows, to_batch, transition_dtype
+from rlbook.replay import (
+    Batch,
+    DrawnBatches,
+    ReplayBuffer,
+    make_rows,
+    to_batch,
+    transition_dtype,
+)
 from rlbook.run import RunResult, train
 from rlbook.settings import Config, setting
 
@@ -810,6 +818,8 @@ class SAC(SoftLearner):
         dtype = transition_dtype(self.observation_space, normalised)
         seed = derive_seed(self.config.seed, "replay")
         self.replay = ReplayBuffer(self.config.buffer_size, dtype, seed)
+        most = 4  # more would not fit the cache
+        self.drawn = DrawnBatches(dtype, self.config.batch_size, most, self.device)
 
     def observe(self, transition: Transition) -> None:
         """Store one step of all environments, actions scaled to (-1, 1)."""
@@ -833,8 +843,13 @@ class SAC(SoftLearner):
         return config.num_envs * config.updates_per_step
 
     def sample(self) -> Batch:
-        """Draw a batch from the replay buffer."""
+        """Draw a batch to keep."""
         return to_batch(self.replay.sample(self.config.batch_size), self.device)
+
+    def batches(self, count: int) -> Iterator[Batch]:
+        """Draw for `count` updates, some at a time and over those before."""
+        for batches in self.drawn.draw_all(self.replay, count):
+            yield from batches
 
 # %%
 #| export

@@ -13,6 +13,7 @@ __all__ = [
 ]
 
 # %% book/replay.py · Replay
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,7 +151,7 @@ class DrawnBatches:
         self, dtype: np.dtype, batch_size: int, max_batches: int, device: torch.device
     ) -> None:
         self.rows = np.zeros(max_batches * batch_size, dtype)
-        self.batch_size, self.device = batch_size, device
+        self.batch_size, self.max_batches, self.device = batch_size, max_batches, device
         self.views = self.to_batches(max_batches) if device.type == "cpu" else None
 
     def to_batches(self, count: int) -> list[Batch]:
@@ -163,6 +164,15 @@ class DrawnBatches:
         size = count * self.batch_size
         replay.sample(size, out=self.rows[:size])
         return self.to_batches(count) if self.views is None else self.views[:count]
+
+    def draw_all(self, replay: ReplayBuffer, count: int) -> Iterator[list[Batch]]:
+        """Draw `count` batches, at each turn as many as there is memory for."""
+        for start in range(0, count, self.max_batches):
+            yield self.draw(replay, min(count - start, self.max_batches))
+
+    def whole(self, first: int, last: int) -> Batch:
+        """Return some batches of the last draw as one."""
+        return to_batch(self.rows[first * self.batch_size : last * self.batch_size], self.device)
 
 
 # %% book/replay.py · n-step returns
