@@ -334,9 +334,11 @@ def compile_functions(owner: Any, paths: Sequence[str]) -> None:
 # ## What an algorithm writes
 #
 # An algorithm fills in five verbs, `act`, `observe`, `updates_due`, `sample` and `update`, and a
-# `build` that makes its parts. The loop calls them; `train_step` puts the last three together. It
-# checks every loss: one that is not a number ruins all weights within one update, so the run must
-# stop before it does more harm.
+# `build` that makes its parts. The loop calls them; `train_step` puts the last three together. What
+# it learns from comes out of `batches`, which calls `sample` for each update, unless an algorithm
+# draws for all of them at once and into the same memory: then only `sample` returns a batch to keep.
+# And `train_step` checks every loss: one that is not a number ruins all weights within one update, so
+# the run must stop before it does more harm.
 
 # %%
 #| export
