@@ -264,8 +264,8 @@ for name, found in speed["compile"].items():
 # %% [markdown]
 # A compiled call costs more in checks at its door than it saves behind it: the matrix products, the
 # LSTM and the convolutions are the same library calls either way, and the passes of SAC and REDQ,
-# which write into memory that lies ready, are mostly handed back to PyTorch. What DrQ-v2 gains is
-# within the noise. Try it again with your own networks, or on a GPU.
+# which write into memory that lies ready, are mostly handed back to PyTorch. Try it again with your
+# own networks, or on a GPU.
 #
 # ## Threads
 #
