@@ -590,14 +590,13 @@ assert cost["deque"][-1] > 5 * cost["deque"][0]
 # The last three are complete at the fourth step, the end. If it was a termination, state 4 has no
 # value, and all three rows say so. If it was a truncation, its value counts.
 #
-# The accumulator keeps the last n steps of each environment, in a ring again, and adds each new
-# reward to all of them at once. What is handed out is marked, and handed out only once. Most steps
-# end no episode, and then only the oldest windows need a look.
+# First the memory: one window for each of the last n steps of each environment, in a ring again. It
+# can forget, and be stored and loaded with an agent.
 
 # %%
 #| export
-class NStepAccumulator:
-    """Turns one-step rows of a batch of environments into n-step rows, never across an end."""
+class NStepWindows:
+    """The windows of the last n steps of a batch of environments."""
 
     def __init__(self, n: int, gamma: float, num_envs: int, dtype: np.dtype) -> None:
         self.gamma = gamma
@@ -606,6 +605,36 @@ class NStepAccumulator:
         self.newest = 0  # the place of the last step in the ring
         self.reward, self.discount = self.pending["reward"], self.pending["discount"]  # views
         self.next_obs, self.terminated = self.pending["next_obs"], self.pending["terminated"]
+
+    def forget(self, episode_start: np.ndarray) -> None:
+        """Drop what waits where a new episode starts: the end of the old one was not seen."""
+        if np.count_nonzero(episode_start):
+            self.waiting[:, episode_start] = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the steps that still wait for their return."""
+        return {
+            "pending": torch.from_numpy(self.pending.view(np.uint8)),
+            "waiting": torch.from_numpy(self.waiting),
+            "newest": self.newest,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over stored waiting steps."""
+        pending = state["pending"].cpu().numpy().view(self.pending.dtype)
+        if pending.shape != self.pending.shape:
+            raise ValueError(f"Steps of {pending.shape} were stored, not {self.pending.shape}.")
+        self.pending[:], self.waiting[:] = pending, state["waiting"].cpu().numpy()
+        self.newest = state["newest"]
+
+# %% [markdown]
+# The accumulator adds each new reward to all windows at once. What is handed out is marked, and
+# handed out only once. Most steps end no episode, and then only the oldest windows need a look.
+
+# %%
+#| export
+class NStepAccumulator(NStepWindows):
+    """Turns one-step rows of a batch of environments into n-step rows, never across an end."""
 
     def add(self, rows: np.ndarray, truncated: np.ndarray) -> np.ndarray:
         """Take one step of each environment and return the rows whose return is now complete."""
@@ -636,27 +665,6 @@ class NStepAccumulator:
         self.terminated[:] = rows["terminated"]
         self.waiting ^= ready
         return self.pending[ready]
-
-    def forget(self, episode_start: np.ndarray) -> None:
-        """Drop what waits where a new episode starts: the end of the old one was not seen."""
-        if np.count_nonzero(episode_start):
-            self.waiting[:, episode_start] = False
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the steps that still wait for their return."""
-        return {
-            "pending": torch.from_numpy(self.pending.view(np.uint8)),
-            "waiting": torch.from_numpy(self.waiting),
-            "newest": self.newest,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over stored waiting steps."""
-        pending = state["pending"].cpu().numpy().view(self.pending.dtype)
-        if pending.shape != self.pending.shape:
-            raise ValueError(f"Steps of {pending.shape} were stored, not {self.pending.shape}.")
-        self.pending[:], self.waiting[:] = pending, state["waiting"].cpu().numpy()
-        self.newest = state["newest"]
 
 
 # %%

@@ -4,6 +4,7 @@ __all__ = [
     "Batch",
     "DrawnBatches",
     "NStepAccumulator",
+    "NStepWindows",
     "ReplayBuffer",
     "draw_places",
     "make_rows",
@@ -176,8 +177,8 @@ class DrawnBatches:
 
 
 # %% book/replay.py · n-step returns
-class NStepAccumulator:
-    """Turns one-step rows of a batch of environments into n-step rows, never across an end."""
+class NStepWindows:
+    """The windows of the last n steps of a batch of environments."""
 
     def __init__(self, n: int, gamma: float, num_envs: int, dtype: np.dtype) -> None:
         self.gamma = gamma
@@ -186,6 +187,31 @@ class NStepAccumulator:
         self.newest = 0  # the place of the last step in the ring
         self.reward, self.discount = self.pending["reward"], self.pending["discount"]  # views
         self.next_obs, self.terminated = self.pending["next_obs"], self.pending["terminated"]
+
+    def forget(self, episode_start: np.ndarray) -> None:
+        """Drop what waits where a new episode starts: the end of the old one was not seen."""
+        if np.count_nonzero(episode_start):
+            self.waiting[:, episode_start] = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the steps that still wait for their return."""
+        return {
+            "pending": torch.from_numpy(self.pending.view(np.uint8)),
+            "waiting": torch.from_numpy(self.waiting),
+            "newest": self.newest,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over stored waiting steps."""
+        pending = state["pending"].cpu().numpy().view(self.pending.dtype)
+        if pending.shape != self.pending.shape:
+            raise ValueError(f"Steps of {pending.shape} were stored, not {self.pending.shape}.")
+        self.pending[:], self.waiting[:] = pending, state["waiting"].cpu().numpy()
+        self.newest = state["newest"]
+
+
+class NStepAccumulator(NStepWindows):
+    """Turns one-step rows of a batch of environments into n-step rows, never across an end."""
 
     def add(self, rows: np.ndarray, truncated: np.ndarray) -> np.ndarray:
         """Take one step of each environment and return the rows whose return is now complete."""
@@ -216,24 +242,3 @@ class NStepAccumulator:
         self.terminated[:] = rows["terminated"]
         self.waiting ^= ready
         return self.pending[ready]
-
-    def forget(self, episode_start: np.ndarray) -> None:
-        """Drop what waits where a new episode starts: the end of the old one was not seen."""
-        if np.count_nonzero(episode_start):
-            self.waiting[:, episode_start] = False
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the steps that still wait for their return."""
-        return {
-            "pending": torch.from_numpy(self.pending.view(np.uint8)),
-            "waiting": torch.from_numpy(self.waiting),
-            "newest": self.newest,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over stored waiting steps."""
-        pending = state["pending"].cpu().numpy().view(self.pending.dtype)
-        if pending.shape != self.pending.shape:
-            raise ValueError(f"Steps of {pending.shape} were stored, not {self.pending.shape}.")
-        self.pending[:], self.waiting[:] = pending, state["waiting"].cpu().numpy()
-        self.newest = state["newest"]
