@@ -518,6 +518,9 @@ class DQN(TransitionCollector):
         """Draw several batches at once, and value their successors while the target rests."""
         every = self.config.target_every
         for batches in self.drawn.draw_all(self.replay, count):
+            if every == 1:  # the target never rests
+                yield from batches
+                continue
             first = 0
             while first < len(batches):
                 rest = every - self.updates % every  # updates until the target moves

@@ -183,10 +183,23 @@ class NStepWindows:
     def __init__(self, n: int, gamma: float, num_envs: int, dtype: np.dtype) -> None:
         self.gamma = gamma
         self.pending = np.zeros((n, num_envs), dtype)  # the windows of the last n steps, a ring
+        self.bytes = self.pending.view(np.dtype((np.void, dtype.itemsize)))  # the same memory
+        self.fields = {name: self.pending[name] for name in dtype.names or ()}  # views
+        self.reward = np.zeros((n, num_envs), np.float32)  # apart, since all change at each step
+        self.discount = np.zeros((n, num_envs), np.float32)
         self.waiting = np.zeros((n, num_envs), dtype=bool)  # not handed out yet
         self.newest = 0  # the place of the last step in the ring
-        self.reward, self.discount = self.pending["reward"], self.pending["discount"]  # views
-        self.next_obs, self.terminated = self.pending["next_obs"], self.pending["terminated"]
+
+    def start(self, rows: np.ndarray) -> None:
+        """Let the windows of a new step begin."""
+        self.newest = (self.newest + 1) % len(self.waiting)
+        self.bytes[self.newest], self.waiting[self.newest] = rows.view(self.bytes.dtype), True
+        self.reward[self.newest], self.discount[self.newest] = rows["reward"], rows["discount"]
+
+    def write_back(self, places: int | slice = slice(None)) -> None:
+        """Put sums and discounts into the rows of windows."""
+        self.fields["reward"][places] = self.reward[places]
+        self.fields["discount"][places] = self.discount[places]
 
     def forget(self, episode_start: np.ndarray) -> None:
         """Drop what waits where a new episode starts: the end of the old one was not seen."""
@@ -195,6 +208,7 @@ class NStepWindows:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the steps that still wait for their return."""
+        self.write_back()
         return {
             "pending": torch.from_numpy(self.pending.view(np.uint8)),
             "waiting": torch.from_numpy(self.waiting),
@@ -207,6 +221,7 @@ class NStepWindows:
         if pending.shape != self.pending.shape:
             raise ValueError(f"Steps of {pending.shape} were stored, not {self.pending.shape}.")
         self.pending[:], self.waiting[:] = pending, state["waiting"].cpu().numpy()
+        self.reward[:], self.discount[:] = pending["reward"], pending["discount"]
         self.newest = state["newest"]
 
 
@@ -220,16 +235,15 @@ class NStepAccumulator(NStepWindows):
             return rows
         self.reward += self.discount * rows["reward"]
         self.discount *= self.gamma
-        self.newest = (self.newest + 1) % n
-        self.pending[self.newest], self.waiting[self.newest] = rows, True
-
+        self.start(rows)
         ended = rows["terminated"] | truncated
         if np.count_nonzero(ended):  # quicker than `any`
             return self.finish(rows, ended)
         oldest = (self.newest + 1) % n  # n steps complete these, and none of them saw an end
         ready = self.waiting[oldest]
-        self.next_obs[oldest] = rows["next_obs"]
-        complete = self.pending[oldest][ready]
+        self.write_back(oldest)
+        self.fields["next_obs"][oldest] = rows["next_obs"]
+        complete = self.bytes[oldest][ready].view(rows.dtype)
         ready[:] = False
         return complete
 
@@ -238,7 +252,8 @@ class NStepAccumulator(NStepWindows):
         oldest = (self.newest + 1) % len(self.waiting)
         ready = self.waiting & ended
         ready[oldest] = self.waiting[oldest]
-        self.next_obs[:] = rows["next_obs"]  # a window that goes on gets a later one
-        self.terminated[:] = rows["terminated"]
+        self.write_back()
+        self.fields["next_obs"][:] = rows["next_obs"]  # a window that goes on gets a later one
+        self.fields["terminated"][:] = rows["terminated"]
         self.waiting ^= ready
-        return self.pending[ready]
+        return self.bytes[ready].view(rows.dtype)
