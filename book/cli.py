@@ -592,7 +592,7 @@ def sweep_command(parser: Parser, arguments: list[str]) -> int:
     """Train several seeds, and variants of settings, side by side; print means and intervals."""
     parser.add_argument("--seeds", type=count, metavar="N", help="how many, from --seed on [5]")
     grid_help = "values of a setting, each a variant; more of these are combined"
-    parser.add_argument("--vary", nargs="+", metavar="NAME=A,B", help=grid_help)
+    parser.add_argument("--vary", nargs="+", action="extend", metavar="NAME=A,B", help=grid_help)
     parser.add_argument("--jobs", type=count, metavar="N", help="runs at a time [one per core]")
     backends = "local, or ray: the cluster that ray.init() finds [local]"
     parser.add_argument("--backend", default="local", metavar="NAME", help=backends)
@@ -605,7 +605,8 @@ def sweep_command(parser: Parser, arguments: list[str]) -> int:
     if options.vary and variants is not None:
         raise ValueError("The config file has `variants` already: leave out --vary.")
     first = Config(seed=settings.pop("seed", 0)).seed
-    seeds = options.seeds or settings.pop("seeds", 5)
+    stored = settings.pop("seeds", 5)
+    seeds = options.seeds or stored  # a flag counts more than the file
     if isinstance(seeds, int):
         seeds = list(range(first, first + seeds))
     directory = settings.pop("run_dir", None)

@@ -16,7 +16,7 @@
 #
 # A sweep of forty runs takes a night on two cores, and minutes on forty. In this chapter you give
 # [the sweep](sweep.ipynb) a second backend, [Ray](https://docs.ray.io): the same list of runs, done
-# as tasks on one machine or on a hundred. The file that comes out is the same, bit for bit, and a
+# as tasks on one machine or on a hundred. The curves that come out are the same, bit for bit, and a
 # task whose worker dies starts again on another from its last checkpoint.
 #
 # | | |
@@ -79,6 +79,22 @@ def import_ray() -> Any:
     return ray
 
 
+# %%
+#| export
+def connect(ray: Any) -> None:
+    """Find the cluster, or start one here."""
+    if ray.is_initialized():
+        return
+    try:
+        ray.init(logging_level=logging.ERROR, log_to_driver=False)
+    except ConnectionError as error:
+        where = os.environ.get("RAY_ADDRESS", "the address that Ray found")
+        raise ValueError(
+            f"There is no Ray cluster at {where}: start one with `ray start --head`, or unset "
+            "RAY_ADDRESS."
+        ) from error
+
+
 # %% [markdown]
 # ## A task
 #
@@ -127,25 +143,31 @@ def run_on_ray(
 ) -> list[Item]:
     """Do all runs that are not finished as Ray tasks; return those that failed."""
     ray = import_ray()
-    if not ray.is_initialized():
-        ray.init(logging_level=logging.ERROR, log_to_driver=False)
+    connect(ray)
     task = ray.remote(num_cpus=1, max_retries=RETRIES)(do_item)
     report, running, here = Report(plan, say), dict[Any, Item](), os.getcwd()
     with catch_signals() as caught:
-        while (report.waiting or running) and not caught:
-            while report.waiting and (jobs is None or len(running) < jobs):
-                item = report.waiting.pop(0)
-                running[task.remote(as_task(item), here)] = item
-            for done in ray.wait(list(running), timeout=0.2)[0]:
-                item = running.pop(done)
-                report.end(item, why_it_ended(ray, done, item))
-            report.show()
-        for left in running:
-            ray.cancel(left)  # as Ctrl-C does: the run writes its checkpoint
-        if running:
-            ray.wait(list(running), num_returns=len(running), timeout=60)
+        try:
+            while (report.waiting or running) and not caught:
+                while report.waiting and (jobs is None or len(running) < jobs):
+                    item = report.waiting.pop(0)
+                    running[task.remote(as_task(item), here)] = item
+                for done in ray.wait(list(running), timeout=0.2)[0]:
+                    item = running.pop(done)
+                    report.end(item, why_it_ended(ray, done, item))
+                report.show()
+        finally:
+            cancel(ray, list(running))
     report.close(caught)
     return report.failed
+
+
+def cancel(ray: Any, tasks: list[Any]) -> None:
+    """Stop tasks as Ctrl-C does, so that their runs write checkpoints, and wait for that."""
+    for task in tasks:
+        ray.cancel(task)
+    if tasks:
+        ray.wait(tasks, num_returns=len(tasks), timeout=60)
 
 
 def why_it_ended(ray: Any, done: Any, item: Item) -> str:
@@ -248,20 +270,18 @@ sys.modules.update(there)
 # that part six times, and then report what it knew after the first.
 #
 # ```python
-# losses = []
+# from rlbook.sweep import make_plan
 #
-#
-# def diverging_run() -> None:
-#     losses.append(float("nan"))
-#     raise FloatingPointError("the loss is nan")
-#
-#
+# short = {"total_steps": 600, "warmup_steps": 200, "eval_every": 200, "checkpoint_every": 200}
+# (item,) = make_plan("dqn", {**short, "lr": 1e30}, {"too fast": {}}, [0], folder / "runs/fast")
+# said = []
 # for attempt in range(1 + RETRIES):
 #     try:
-#         diverging_run()
-#     except FloatingPointError:
-#         continue
-# assert len(losses) == 6
+#         run_item(item)
+#     except RunFailed as error:
+#         said.append(str(error))
+# assert len(said) == 6 and len(set(said)) == 1
+# print(said[0].split(".")[0])
 # ```
 #
 # </details>

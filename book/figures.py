@@ -64,6 +64,7 @@ from scipy.special import stdtrit
 
 import rlbook.figures as finished
 from rlbook.envs import make_env
+from rlbook.sweep import iqm_interval
 
 # %% [markdown]
 # ## The problem: the same data, two stories
@@ -390,13 +391,27 @@ plt.show()
 # the experiment 4,000 times with a known mean, and count. Two other bands are common in papers. One
 # draws one standard error, $s / \sqrt n$, to each side. The other is the **percentile bootstrap**:
 # draw $n$ of the $n$ returns with replacement, take their mean, repeat, and keep the middle 95 % of
-# the means.
+# the means. It works for the interquartile mean, too (IQM: the mean without the lowest and the highest
+# quarter), which the last evaluations in this book are summed up by.
 
 # %%
-def bootstrap_interval(values: np.ndarray, rng: np.random.Generator) -> tuple[Any, Any]:
-    """Return the percentile bootstrap interval of each row's mean; values: (experiments, seeds)."""
+def row_means(values: np.ndarray) -> np.ndarray:
+    """Return the mean of each row."""
+    return values.mean(axis=1)
+
+
+def row_iqms(values: np.ndarray) -> np.ndarray:
+    """Return the mean of each row without its lowest and highest quarter."""
+    cut = values.shape[1] // 4
+    return np.sort(values, axis=1)[:, cut : values.shape[1] - cut].mean(axis=1)
+
+
+def bootstrap_interval(
+    values: np.ndarray, rng: np.random.Generator, middle: Callable[[np.ndarray], np.ndarray]
+) -> tuple[Any, Any]:
+    """Return the percentile bootstrap interval of each row's middle; values: (experiments, seeds)."""
     picks = (rng.integers(values.shape[1], size=values.shape) for _ in range(500))
-    means = np.stack([np.take_along_axis(values, pick, axis=1).mean(axis=1) for pick in picks])
+    means = np.stack([middle(np.take_along_axis(values, pick, axis=1)) for pick in picks])
     low, high = np.percentile(means, [2.5, 97.5], axis=0)
     return low, high
 
@@ -408,37 +423,41 @@ def coverage(low: np.ndarray, high: np.ndarray, truth: float) -> float:
 
 # %%
 counts = [3, 5, 10, 20]
-measured: dict[str, list[float]] = {"Student's t": [], "bootstrap": [], "one standard error": []}
+names = ("Student's t", "bootstrap", "bootstrap of the IQM", "one standard error")
+measured: dict[str, list[float]] = {name: [] for name in names}
 rng = np.random.default_rng(0)
 for n in counts:
     values = rng.normal(400, 60, size=(4_000, n))  # (experiments, seeds)
     mean, low, high = mean_interval(values, axis=1)
     error = values.std(axis=1, ddof=1) / np.sqrt(n)
     measured["Student's t"].append(coverage(low, high, 400))
-    measured["bootstrap"].append(coverage(*bootstrap_interval(values, rng), 400))
+    measured["bootstrap"].append(coverage(*bootstrap_interval(values, rng, row_means), 400))
+    iqm_bounds = bootstrap_interval(values, rng, row_iqms)
+    measured["bootstrap of the IQM"].append(coverage(*iqm_bounds, 400))
     measured["one standard error"].append(coverage(mean - error, mean + error, 400))
 
 # %%
 figure, ax = plt.subplots(figsize=(7, 3.2))
 ax.axhline(0.95, color=COLORS["reference"], linestyle="--")
 ax.text(20.4, 0.957, "95 %: what is promised", ha="right", va="bottom")
-for (name, shares), marker in zip(measured.items(), "os^", strict=True):
+for (name, shares), marker in zip(measured.items(), "os^v", strict=True):
     ax.plot(counts, shares, marker=marker, label=name)
-    ax.annotate(name, (counts[1], shares[1]), xytext=(8, -14), textcoords="offset points")
+ax.legend(loc="lower right")
 ax.set(xlabel="seeds", ylabel="share of bands that hold the mean", ylim=(0.5, 1.02), xticks=counts)
 plt.show()
 for name, shares in measured.items():
-    print(f"{name:18s} of 5 seeds holds the true mean in {100 * shares[1]:.1f} % of experiments")
+    print(f"{name:20s} of 5 seeds holds the true mean in {100 * shares[1]:.1f} % of experiments")
 
 # %%
 assert all(abs(share - 0.95) < 0.02 for share in measured["Student's t"])
 assert measured["bootstrap"][1] < 0.87 < 0.93 < measured["Student's t"][1]
+assert measured["bootstrap of the IQM"][1] < 0.92
 assert measured["one standard error"][1] < 0.70
 
 # %% [markdown]
-# With five seeds, a bootstrap sold as 95 % misses the truth about three times as often as it says,
-# because five numbers drawn again and again know nothing of the sixth. So the book draws Student's
-# interval. It has a condition of its own, returns that are roughly normal, and the honest edges
+# With five seeds, a bootstrap sold as 95 % misses the truth two or three times as often as it says,
+# because five numbers drawn again and again know nothing of the sixth. So the curves of the book have
+# Student's interval. It has a condition of its own, returns that are roughly normal, and the honest edges
 # at the end of the chapter break it.
 
 # %% [markdown]
@@ -723,6 +742,17 @@ assert (survived["chase"] == 200).mean() < 0.05
 
 # %%
 #| export
+def has_scores(run: dict[str, Any], seeds: int) -> bool:
+    """Say whether a variant has an algorithm, a last evaluation a seed, and their middle."""
+    final, iqm = run.get("final"), run.get("iqm")
+    if not isinstance(run.get("algo"), str) or not isinstance(final, list):
+        return False
+    if not isinstance(iqm, list) or len(iqm) != 3 or len(final) != seeds:
+        return False
+    ends = [end for end in iqm[1:] if end is not None]  # one seed has no interval
+    return all(type(number) in (int, float) for number in [*final, iqm[0], *ends])
+
+
 def result_problem(result: Any) -> str | None:
     """Say what is wrong with the form of a stored result, or return None."""
     if not isinstance(result, dict):
@@ -737,6 +767,8 @@ def result_problem(result: Any) -> str | None:
             expected = (len(result["seeds"]), len(run["steps"]))
         except (KeyError, TypeError, ValueError):
             return f"the steps or returns of {name!r} are missing or not numbers, one row per seed"
+        if not has_scores(run, len(result["seeds"])):
+            return f"{name!r} lacks its algorithm, its last evaluations or their interquartile mean"
         if returns.shape != expected:
             return f"the returns of {name!r} are {returns.shape}, but seeds and steps {expected}"
     return None
@@ -759,25 +791,32 @@ def load_result(path: str | Path) -> dict[str, Any]:
 
 # %% [markdown]
 # A variant keeps its colour whichever others are drawn beside it, so that two figures of one result
-# can be compared. The first variant of a result is the algorithm itself.
+# can be compared. The first variant of each algorithm has the colour of that algorithm.
 
 # %%
 #| export
+def choose_runs(
+    result: dict[str, Any], variants: Sequence[str] | Mapping[str, str] | None
+) -> list[tuple[str, str, dict[str, Any]]]:
+    """Return label, colour and run of all or some variants, which a mapping gives labels."""
+    runs = result["runs"]
+    chosen = list(runs) if variants is None else variants
+    labels = dict(chosen) if isinstance(chosen, Mapping) else {name: name for name in chosen}
+    colors = dict(zip(runs, series_colors([r["algo"] for r in runs.values()]), strict=True))
+    for name in labels:
+        if name not in runs:
+            raise ValueError(f"The result has no variant {name!r}.{nearest(name, list(runs))}")
+    return [(label, colors[name], runs[name]) for name, label in labels.items()]
+
+
 def plot_result(
     ax: Axes,
     result: dict[str, Any],
     variants: Sequence[str] | Mapping[str, str] | None = None,
 ) -> None:
     """Draw the curves of a stored result, or of some variants, which a mapping gives labels."""
-    runs = result["runs"]
-    chosen = list(runs) if variants is None else variants
-    labels = dict(chosen) if isinstance(chosen, Mapping) else {name: name for name in chosen}
-    colors = dict(zip(runs, series_colors([result["algo"]] * len(runs)), strict=True))
-    for name, label in labels.items():
-        if name not in runs:
-            raise ValueError(f"The result has no variant {name!r}.{nearest(name, list(runs))}")
-        run = runs[name]
-        plot_band(ax, np.array(run["steps"]), np.array(run["returns"]), label, colors[name])
+    for label, color, run in choose_runs(result, variants):
+        plot_band(ax, np.array(run["steps"]), np.array(run["returns"]), label, color)
     label_curves(ax, title=result["env_id"])
     ax.legend()
 
@@ -799,10 +838,12 @@ result = {
     "seconds": 0.0,
     "runs": {
         name: {
+            "algo": "dqn",
             "settings": {} if name == "default" else {"target_interval": 1},
             "steps": steps.tolist(),
             "returns": values.tolist(),
             "final": values[:, -1].tolist(),
+            "iqm": iqm_interval(values[:, -1]),
             "seconds": [0.0] * 5,
         }
         for name, values in curves.items()
@@ -810,10 +851,46 @@ result = {
 }
 with tempfile.TemporaryDirectory() as folder:
     Path(f"{folder}/result.json").write_text(json.dumps(result))
-    assert load_result(f"{folder}/result.json") == result
+    result = load_result(f"{folder}/result.json")
 
 figure, ax = plt.subplots()
 plot_result(ax, result, {"default": "DQN", "no_target_network": "without target network"})
+plt.show()
+
+# %% [markdown]
+# Bands are hard to tell apart when six of them overlap, and they hide the seeds. What an ablation asks
+# is where each variant ends. So a second figure shows the last evaluation of each seed as a dot, their
+# interquartile mean as a diamond with its number, and its 95 % bootstrap interval as a bar. The two
+# come from the file, where [the sweep](sweep.ipynb) has put them: it tells what they mean.
+
+# %%
+#| export
+def plot_scores(
+    ax: Axes,
+    result: dict[str, Any],
+    variants: Sequence[str] | Mapping[str, str] | None = None,
+) -> None:
+    """Draw the last evaluation of each seed, and their interquartile mean with its interval."""
+    chosen = choose_runs(result, variants)
+    for row, (_, color, run) in enumerate(chosen):
+        middle, low, high = run["iqm"]
+        if low is not None:  # one seed says nothing about the spread between seeds
+            ax.barh(row, high - low, 0.25, left=low, color=color, alpha=0.3)
+        ax.plot(run["final"], [row] * len(run["final"]), "o", color=color, markersize=4, alpha=0.7)
+        ax.plot(middle, row, "D", color="white", markeredgecolor="black", markersize=6)
+        above = (middle, row - 0.22)
+        ax.text(*above, f"{middle:.3g}", ha="center", va="bottom", fontsize=8)
+    ax.set_yticks(range(len(chosen)), [label for label, _, _ in chosen])
+    ax.set(ylim=(len(chosen) - 0.5, -0.7), title=result["env_id"])
+    ax.set_xlabel("last evaluation: seeds, IQM and its 95 % interval")
+    ax.grid(visible=False, axis="y")
+    ax.use_sticky_edges = False  # or a bar would begin at the very edge, and its dot be cut
+    ax.margins(x=0.08)
+
+
+# %%
+figure, ax = plt.subplots(figsize=(7, 1.9))
+plot_scores(ax, result, {"default": "DQN", "no_target_network": "without target network"})
 plt.show()
 
 # %% [markdown]
@@ -1012,22 +1089,31 @@ def plot_runs(
 
 # %%
 #| export
-def plot_results(paths: Sequence[str | Path], out: str | Path) -> Figure:
-    """Draw all curves of stored results into one figure and write it."""
-    kind, results = image_kind(out), [load_result(path) for path in paths]
-    runs = [
-        (f"{Path(path).stem}: {name}" if len(results) > 1 else name, result["algo"], run)
-        for path, result in zip(paths, results, strict=True)
+def join_results(paths: Sequence[str | Path]) -> dict[str, Any]:
+    """Read stored results as one; of several, a variant is named after its file, too."""
+    results = [load_result(path) for path in paths]
+    stems = [Path(path).stem for path in paths]
+    names = stems if len(set(stems)) == len(stems) else [str(path) for path in paths]
+    runs = {
+        f"{file}: {name}" if len(results) > 1 else name: run
+        for file, result in zip(names, results, strict=True)
         for name, run in result["runs"].items()
-    ]
-    colors = series_colors([algo for _, algo, _ in runs])
+    }
+    return {"env_id": ", ".join({str(result["env_id"]): None for result in results}), "runs": runs}
+
+
+def plot_results(paths: Sequence[str | Path], out: str | Path) -> Figure:
+    """Draw the curves of stored results, their scores below, and write the figure."""
+    kind, result = image_kind(out), join_results(paths)
+    rows = 0.9 + 0.35 * len(result["runs"])  # inches
     with matplotlib.rc_context(STYLE):
-        figure = Figure()
-        ax = figure.subplots()
-        for (label, _, run), color in zip(runs, colors, strict=True):
-            plot_band(ax, np.array(run["steps"]), np.array(run["returns"]), label, color)
-        label_curves(ax, title=", ".join({str(result["env_id"]): None for result in results}))
-        ax.legend()
+        figure = Figure(figsize=(7, 3.6 + rows))
+        curves, scores = figure.subplots(2, 1, height_ratios=[3.6, rows])
+        plot_result(curves, result)
+        curves.legend().remove()  # many variants leave no room inside
+        figure.legend(loc="outside upper center", ncols=3, fontsize=8)
+        plot_scores(scores, result)
+        scores.set_title("")
         write_whole(out, lambda file: figure.savefig(file, format=kind))
     return figure
 
@@ -1088,9 +1174,10 @@ assert abs(shares[5] - (1 - 0.8**5)) < 0.02
 # - **Overlapping bands do not prove equality, and touching bands do not prove a difference.** To
 #   compare two algorithms, look at the interval of the difference.
 # - **Agarwal et al. (2021) recommend the interquartile mean with a stratified bootstrap** over many
-#   tasks and seeds together, for example 26 games with three runs each. The book shows one task at
-#   a time, where the bootstrap has only the five seeds to draw from, and the mean is the quantity
-#   that readers know.
+#   tasks and seeds together, for example 26 games with three runs each. In this book it is of one
+#   task at a time, and the bootstrap has only the five seeds to draw from: its interval is too narrow,
+#   as you have measured, and so the seeds stand beside it. Curves are means, with an interval that
+#   keeps its promise where returns are roughly normal.
 # - **The simulation of deuteranopia is a model**, at its full strength; most people who see colours
 #   differently see more than it says. Other forms exist: exercise 2 tries one.
 # - **A GIF has 256 colours.** For CartPole they are plenty; for a rendered robot, shades turn into

@@ -27,7 +27,7 @@
 # | Builds on | [the run](run.ipynb), whose exact resume it relies on; [settings](settings.ipynb) |
 # | Same as in most tools | a grid of settings, a pool of processes |
 # | Different | no database and no server: the run directories are the state |
-# | Used for | everything in `book/results/` |
+# | Used for | every learning curve in `book/results/` |
 
 # %%
 #| export
@@ -72,7 +72,7 @@ from statistics import NormalDist
 import matplotlib.pyplot as plt
 from scipy.special import stdtrit
 
-from rlbook.figures import COLORS, PALETTE, load_result, plot_result, use_style
+from rlbook.figures import COLORS, PALETTE, load_result, plot_result, plot_scores, use_style
 
 use_style()
 folder = Path(tempfile.mkdtemp())
@@ -132,7 +132,8 @@ plt.show()
 # ## Variants
 #
 # A variant is a name and the settings in which it differs. A grid makes variants of all
-# combinations; what stands after `=` is read as YAML, so that lists work too.
+# combinations; what stands after `=` is read as YAML, so that lists work too. (YAML takes 1e-3 for a
+# text; the settings make a number of it.)
 
 # %%
 #| export
@@ -141,16 +142,18 @@ Variants = dict[str, dict[str, Any]]  # name -> the settings in which it differs
 
 def grid(words: Sequence[str]) -> Variants:
     """Make a variant of each combination of `lr=1e-3,3e-4` and its like."""
-    axes: list[list[tuple[str, Any]]] = []
+    axes: dict[str, list[tuple[str, Any]]] = {}
     for word in words:
-        name, _, typed = word.partition("=")
-        values = parse_yaml(f"[{typed}]", f"{word!r}")
+        typed_name, _, typed = word.partition("=")
+        name, values = typed_name.strip().replace("-", "_"), parse_yaml(f"[{typed}]", f"{word!r}")
         if not values:
             raise ValueError(f"{word!r} must be a setting and its values, as in lr=1e-3,3e-4.")
-        axes.append([(name.strip().replace("-", "_"), value) for value in values])
+        if name in axes or any(value in values[:i] for i, value in enumerate(values)):
+            raise ValueError(f"{word!r} repeats a setting or a value: name each once.")
+        axes[name] = [(name, value) for value in values]
     return {
         ", ".join(f"{name}={value}" for name, value in choice): dict(choice)
-        for choice in itertools.product(*axes)
+        for choice in itertools.product(*axes.values())
     }
 
 
@@ -169,6 +172,9 @@ print(grid(["lr=1e-3,3e-4", "hidden=[64],[64,64]"]))
 #   no target network: {tau: 1.0, target_every: 1}
 #   1-step returns: {n_step: 1}
 # ```
+#
+# An algorithm is a setting like any other: `--vary algo=dqn,drqn`, or `algo: redq` in a variant. Then
+# each setting that the sweep gives to all must be one that all of its algorithms have.
 
 # %%
 #| export
@@ -225,21 +231,21 @@ def make_plan(
     algo: str, settings: dict[str, Any], variants: Variants, seeds: list[int], directory: Path
 ) -> list[Item]:
     """List the runs, seed by seed, so that all variants advance together."""
-    config_class = find_algorithm(algo).config_class
     for name in ("seed", "run_dir"):
         if any(name in own for own in variants.values()):
             raise ValueError(f"A variant cannot set {name!r}: the sweep does.")
-    for own in variants.values():
-        check_names(config_class, own)
+    whole = [{"algo": algo, **settings, **own} for own in variants.values()]
+    algos = [str(every.pop("algo")) for every in whole]
+    for name, every in zip(algos, whole, strict=True):
+        check_names(find_algorithm(name).config_class, every)
     folders = [re.sub(r"[^\w.=]+", "-", name).strip("-.") or "variant" for name in variants]
     if len(set(folders)) < len(folders):
         folders = [f"{i}-{folder}" for i, folder in enumerate(folders)]
     plan = []
-    for seed, (folder, (variant, own)) in itertools.product(
-        seeds, zip(folders, variants.items(), strict=True)
-    ):
+    rows = list(zip(algos, variants, folders, whole, strict=True))
+    for seed, (name, variant, folder, every) in itertools.product(seeds, rows):
         run_dir = str(directory / folder / f"seed_{seed}")
-        plan.append(Item(algo, variant, seed, run_dir, {**settings, **own}))
+        plan.append(Item(name, variant, seed, run_dir, dict(every)))
     return plan
 
 
@@ -256,15 +262,15 @@ for item in make_plan("dqn", {"total_steps": 2_000}, grid(["n_step=1,10"]), [0, 
 #| export
 def check_plan(plan: Sequence[Item]) -> None:
     """Raise before anything runs if a run could not, or would mix with other results."""
-    tried: list[dict[str, Any]] = []
+    tried: list[tuple[str, dict[str, Any]]] = []
     for item in plan:
         config = item.config()
         plain(item.settings)
         if config.eval_every == 0:
             raise ValueError("A sweep compares evaluations: 'eval_every' must be above 0.")
-        if item.settings not in tried:
+        if (item.algo, item.settings) not in tried:
             find_algorithm(item.algo)(config=config)  # finds environment, spaces and device wrong
-            tried.append(item.settings)
+            tried.append((item.algo, item.settings))
         path = Path(item.run_dir) / "config.yaml"
         if path.exists():
             check_same(read_settings(path), item)
@@ -401,7 +407,7 @@ for call in ("first", "second"):
 #
 # One process per run: a crash takes nobody with it, and each has an interpreter of its own. The
 # hard part is to stop them. A sweep may end by Ctrl-C, by SIGTERM, or without any chance to say
-# goodbye, by SIGKILL or an empty battery. Its workers must stop in each case, or they would go on
+# goodbye, by SIGKILL, which is also how a system ends programs when memory runs out. Its workers must stop in each case, or they would go on
 # for hours, unseen.
 #
 # The trick is a pipe. Each worker reads from its stdin, where nothing is ever written. When the
@@ -510,9 +516,10 @@ def last_step(run_dir: str | Path) -> int:
     try:
         with open(Path(run_dir) / "metrics.jsonl", "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))  # a line is far shorter
-            return int(json.loads(file.read().splitlines()[-1])["global_step"])
+            whole = file.read().rpartition(b"\n")[0]  # the last line may be half written
+            return int(json.loads(whole.splitlines()[-1])["global_step"])
     except (OSError, ValueError, IndexError, KeyError, TypeError):
-        return 0  # it has not begun, or is writing its line right now
+        return 0  # it has not begun
 
 
 class Report:
@@ -602,90 +609,6 @@ def find_backend(name: str) -> Backend:
 
 
 # %% [markdown]
-# ## One small file
-#
-# The result is one JSON file with all that a figure needs, and all that a sceptic needs to make it
-# again. Of the settings it stores those that are not at their default.
-
-# %%
-#| export
-def overrides(config: Config) -> dict[str, Any]:
-    """Return the settings that are not at their default, without what the sweep sets itself."""
-    default = vars(type(config)())
-    differing = {name: v for name, v in vars(config).items() if v != default[name]}
-    return {name: v for name, v in differing.items() if name not in ("seed", "run_dir")}
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that decide the numbers."""
-    packages = {name: version(name) for name in ("torch", "numpy", "gymnasium")}
-    return {"python": platform.python_version(), **packages, "rlbook": rlbook.__version__}
-
-
-# %%
-#| export
-def collect(plan: Sequence[Item], command: str, seconds: float) -> dict[str, Any]:
-    """Put the outcomes of all runs together in the form of a stored result."""
-    runs: dict[str, dict[str, Any]] = {}
-    for item in plan:
-        outcome = read_outcome(item.run_dir)
-        assert outcome is not None
-        empty = {"settings": overrides(item.config()), "steps": outcome.steps}
-        run = runs.setdefault(item.variant, {**empty, "returns": [], "final": [], "seconds": []})
-        run["returns"].append(outcome.returns)
-        run["final"].append(outcome.returns[-1])
-        run["seconds"].append(outcome.seconds)
-    return {
-        "command": command,
-        "algo": plan[0].algo,
-        "env_id": plan[0].config().env_id,
-        "seeds": list(dict.fromkeys(item.seed for item in plan)),
-        "versions": versions(),
-        "created": datetime.date.today().isoformat(),
-        "seconds": short(seconds),
-        "runs": runs,
-    }
-
-
-# %% [markdown]
-# A stored result may have cost a day, so a file is only replaced by a newer result of the same
-# sweep. That is checked before the first run, not after the last.
-
-# %%
-#| export
-def check_out(out: Path, plan: Sequence[Item]) -> None:
-    """Raise if a file stands there that is not an earlier result of the same sweep."""
-    if out.suffix != ".json":
-        raise ValueError(f"The name of a result must end in .json, not be {str(out)!r}.")
-    if not out.exists():
-        return
-    try:
-        old = json.loads(out.read_text())
-        before = (old["algo"], old["seeds"], {n: r["settings"] for n, r in old["runs"].items()})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(f"{out} is not a stored result: it stays as it is.") from None
-    seeds = list(dict.fromkeys(item.seed for item in plan))
-    settings = {item.variant: overrides(item.config()) for item in plan}
-    now = (plan[0].algo, seeds, plain(settings))
-    parts = ("algorithm", "seeds", "settings")
-    differ = [part for part, a, b in zip(parts, before, now, strict=True) if a != b]
-    if differ:
-        raise ValueError(f"{out} holds a sweep with other {differ[0]}: choose another --out.")
-
-
-# %%
-#| export
-def write_result(out: Path, result: dict[str, Any]) -> None:
-    """Write a result in one step, one curve a line."""
-    text = json.dumps(result, indent=1)
-    text = re.sub(r"\[[^\[\]{}]*\]", lambda found: json.dumps(json.loads(found[0])), text)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f"{out.name}.tmp")
-    temporary.write_text(text + "\n")
-    os.replace(temporary, out)
-
-
-# %% [markdown]
 # ## What the seeds say together
 #
 # The mean of five scores is at the mercy of one: $10, 12, 11, 13$ and a failure at $-100$ have the
@@ -715,15 +638,15 @@ def iqm_interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def summary(result: dict[str, Any]) -> str:
-    """Return two lines a variant: its last evaluations, as mean and interquartile mean."""
+    """Return two lines a variant: the interquartile mean of its last evaluations, and the mean."""
     lines = []
     width = max(map(len, result["runs"]))
     for name, run in result["runs"].items():
         seeds = len(run["final"])
-        middles = {"mean": mean_interval(np.array(run["final"])), "IQM": iqm_interval(run["final"])}
+        middles = {"IQM": iqm_interval(run["final"]), "mean": mean_interval(np.array(run["final"]))}
         for what, (middle, low, high) in middles.items():
             spread = f"95 % interval {low:8.2f} to {high:8.2f}" if seeds > 1 else "one seed"
-            label, count = (name, f"   {seeds} seeds") if what == "mean" else ("", "")
+            label, count = (name, f"   {seeds} seeds") if what == "IQM" else ("", "")
             lines.append(f"{label:{width}}  {what:4} {middle:8.2f}   {spread}{count}")
     return "\n".join(lines)
 
@@ -731,12 +654,115 @@ def summary(result: dict[str, Any]) -> str:
 # %%
 one_failed = [10.0, 12.0, 11.0, 13.0, -100.0]
 assert abs(np.mean(one_failed) + 10.8) < 1e-12 and iqm_interval(one_failed)[0] == 11
+assert iqm_interval(one_failed)[2] <= 13 < 50 < mean_interval(np.array(one_failed))[2]
 print(summary({"runs": {"one failed": {"final": one_failed}}}))
 
 # %% [markdown]
-# The interval of the mean reaches from below the failure to beyond the best score. That of the
-# interquartile mean ends at the best score, and its lower end still tells of the failure: in some of
-# the draws it came up often enough to survive the trimming.
+# The interval of the mean reaches far beyond the best score, 13, to a place where no run has been.
+# That of the interquartile mean does not, and its lower end still tells of the failure: in some of
+# the draws it came up often enough to survive the trimming. The interquartile mean sums up a variant
+# in every stored result, and in every figure of last evaluations, beside the seeds themselves.
+# Learning curves are means.
+
+# %% [markdown]
+# ## One small file
+#
+# The result is one JSON file with all that a figure needs, and all that a sceptic needs to make it
+# again: every curve, on the one grid of steps at which all seeds were evaluated, and the
+# interquartile mean of the last evaluations with the ends of its interval. Of the settings it
+# stores those that are not at their default.
+
+# %%
+#| export
+def overrides(config: Config) -> dict[str, Any]:
+    """Return the settings that are not at their default, without what the sweep sets itself."""
+    default = vars(type(config)())
+    differing = {name: v for name, v in vars(config).items() if v != default[name]}
+    return {name: v for name, v in differing.items() if name not in ("seed", "run_dir")}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that decide the numbers."""
+    packages = {name: version(name) for name in ("torch", "numpy", "gymnasium")}
+    return {"python": platform.python_version(), **packages, "rlbook": rlbook.__version__}
+
+
+# %%
+#| export
+def collect(plan: Sequence[Item], command: str, seconds: float) -> dict[str, Any]:
+    """Put the outcomes of all runs together in the form of a stored result."""
+    runs: dict[str, dict[str, Any]] = {}
+    for item in plan:
+        outcome = read_outcome(item.run_dir)
+        assert outcome is not None
+        same = {"algo": item.algo, "settings": overrides(item.config()), "steps": outcome.steps}
+        run = runs.setdefault(item.variant, {**same, "returns": [], "final": [], "seconds": []})
+        run["returns"].append(outcome.returns)
+        run["final"].append(outcome.returns[-1])
+        run["seconds"].append(outcome.seconds)
+    for run in runs.values():
+        run["iqm"] = [short(x) if x == x else None for x in iqm_interval(run["final"])]  # no NaN
+    return {
+        "command": command,
+        "algo": ", ".join(dict.fromkeys(item.algo for item in plan)),
+        "env_id": ", ".join(dict.fromkeys(item.config().env_id for item in plan)),
+        "seeds": list(dict.fromkeys(item.seed for item in plan)),
+        "versions": versions(),
+        "created": datetime.date.today().isoformat(),
+        "seconds": short(seconds),
+        "runs": runs,
+    }
+
+
+# %% [markdown]
+# A stored result may have cost a day, so the file that you name with `--out` is only replaced by a
+# newer result of the same sweep. That is checked before the first run, not after the last. Without
+# `--out` the result stands beside the runs, always that of the last sweep there.
+
+# %%
+#| export
+def check_out(out: Path, plan: Sequence[Item]) -> None:
+    """Raise if a file stands there that is not an earlier result of the same sweep."""
+    if out.suffix != ".json":
+        raise ValueError(f"The name of a result must end in .json, not be {str(out)!r}.")
+    if not out.exists():
+        return
+    try:
+        old = json.loads(out.read_text())
+        runs = old["runs"].items()
+        algos = {name: run.get("algo", old["algo"]) for name, run in runs}
+        before = (old["seeds"], set(algos), algos, {name: run["settings"] for name, run in runs})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"{out} is not a stored result: it stays as it is.") from None
+    seeds = list(dict.fromkeys(item.seed for item in plan))
+    algos = {item.variant: item.algo for item in plan}
+    settings = {item.variant: plain(overrides(item.config())) for item in plan}
+    now = (seeds, set(algos), algos, settings)
+    parts = ("seeds", "variants", "algorithms", "settings")
+    differ = [part for part, a, b in zip(parts, before, now, strict=True) if a != b]
+    if differ:
+        raise ValueError(f"{out} holds a sweep with other {differ[0]}: choose another --out.")
+
+
+# %%
+#| export
+TEXT_OR_NUMBERS = r'"(?:[^"\\]|\\.)*"|\[[^\[\]{}"]*\]'  # brackets in a text stay
+
+
+def as_line(found: str) -> str:
+    """Put a list of numbers on one line."""
+    return json.dumps(json.loads(found)) if found.startswith("[") else found
+
+
+def write_result(out: Path, result: dict[str, Any]) -> None:
+    """Write a result in one step, one curve a line."""
+    text = json.dumps(result, indent=1)
+    text = re.sub(TEXT_OR_NUMBERS, lambda found: as_line(found[0]), text)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_name(f"{out.name}.tmp")
+    temporary.write_text(text + "\n")
+    os.replace(temporary, out)
+
 
 # %% [markdown]
 # ## The whole sweep
@@ -761,6 +787,8 @@ def sweep(
 ) -> dict[str, Any]:
     """Train every variant with every seed, side by side, and return and write the result."""
     run_all = find_backend(backend)
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"`jobs` must be a whole number above 0, not {jobs}.")
     chosen = check_variants({algo: {}} if variants is None else variants)
     env_id = make_config(find_algorithm(algo).config_class, settings).env_id
     folder = Path(directory or "runs/sweep-" + re.sub(r"[^\w.]+", "-", f"{algo}-{env_id}"))
@@ -768,13 +796,15 @@ def sweep(
     check_plan(plan)
     if out is not None:
         check_out(Path(out), plan)
-    began = time.perf_counter()
+    began, runs = time.perf_counter(), sorted(item.run_dir for item in plan)
     folder.mkdir(parents=True, exist_ok=True)
+    note = read_note(folder)
+    before = note["seconds"] if note.get("runs") == runs else 0.0  # another sweep's do not count
     try:
         failed = run_all(plan, jobs, say)
     finally:
-        seconds = read_note(folder)["seconds"] + time.perf_counter() - began
-        write_note(folder, {"seconds": seconds})
+        seconds = before + time.perf_counter() - began
+        write_note(folder, {"seconds": seconds, "runs": runs})
     if failed:
         names = ", ".join(f"{item.variant} seed {item.seed}" for item in failed)
         raise RunFailed(f"{len(failed)} of {len(plan)} runs failed ({names}): nothing is written.")
@@ -797,7 +827,7 @@ if __name__ == "__main__" and "__file__" in globals():
 #
 # What do 10-step returns buy on CartPole within a budget that is far too small for either variant?
 # Two variants, three seeds, six runs of a few seconds each. The command runs as your shell would
-# run it, and as soon as the first run has finished, somebody presses Ctrl-C.
+# run it, and as soon as one run has finished and another is in the middle, somebody presses Ctrl-C.
 
 # %%
 budget = "--total-steps 3000 --epsilon-steps 1500 --eval-every 500 --eval-episodes 5"
@@ -815,17 +845,25 @@ def finished_runs() -> dict[str, int]:
     }
 
 
+def begun_runs() -> list[str]:
+    """Return the runs that have a checkpoint and are not finished."""
+    paths = (folder / "runs/steps").glob("*/seed_*/checkpoints/*.pt")
+    names = {f"{path.parts[-4]} {path.parts[-3]}" for path in paths}
+    return sorted(names - set(finished_runs()))
+
+
 print(f"$ rlbook {line}")
 words = [sys.executable, "-m", "rlbook.cli", *line.split()]
 out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
 process = subprocess.Popen(words, text=True, cwd=folder, **out)
-while not finished_runs() and process.poll() is None:
+while not (finished_runs() and begun_runs()) and process.poll() is None:
     time.sleep(0.05)
 process.send_signal(signal.SIGINT)
 print(process.communicate()[0], f"(exit code {process.returncode})", sep="")
 assert process.returncode == 130
 before = finished_runs()
-print("finished:", ", ".join(before))
+cut = begun_runs()[0]
+print("finished:", ", ".join(before), "- in the middle:", cut)
 
 # %% [markdown]
 # The same command again, this time inside the notebook, which saves a process. It does not touch
@@ -841,12 +879,11 @@ after = finished_runs()
 assert len(after) == 6 and all(after[run] == when for run, when in before.items())
 
 # %% [markdown]
-# Did the interruption change a number? Take one of the runs that were cut and do it once more
+# Did the interruption change a number? Take the run that was cut in the middle and do it once more
 # elsewhere, from beginning to end:
 
 # %%
 result = load_result(folder / "steps.json")
-cut = next(run for run in after if run not in before)
 variant, seed = cut.split()[0], int(cut[-1])
 own = {**result["runs"][variant]["settings"]}
 again = run_item(make_plan("dqn", own, {"again": {}}, [seed], folder / "runs/again")[0])
@@ -854,19 +891,25 @@ print(cut, again.returns)
 assert again.returns == result["runs"][variant]["returns"][seed]
 
 # %% [markdown]
-# Not one digit. The file holds all of it, and `plot_result` draws it:
+# Not one digit. The file holds all of it. `plot_result` draws the curves, `plot_scores` the last
+# evaluations: each seed a dot, and the interquartile mean with its interval. `rlbook plot steps.json`
+# draws both.
 
 # %%
-figure, ax = plt.subplots()
-plot_result(ax, result, {"n_step=1": "1 step", "n_step=10": "10 steps"})
+figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2))
+labels = {"n_step=1": "1 step", "n_step=10": "10 steps"}
+plot_result(left, result, labels)
+plot_scores(right, result, labels)
 plt.show()
-small = {**result, "runs": "..."}
+one = {**result["runs"]["n_step=10"], "settings": "...", "returns": "..."}
+small = {**result, "runs": {"n_step=1": "...", "n_step=10": one}}
 print(json.dumps(small, indent=1), f"{(folder / 'steps.json').stat().st_size:,} bytes", sep="\n")
 
 # %% [markdown]
 # Three seeds give a band that leaves the range of possible returns, which is the truth about three
-# seeds: even the order of the two may be wrong. [DQN](dqn.ipynb) asks the same question with the
-# whole budget and five seeds.
+# seeds. The bootstrap knows no more than the seeds that it draws from: of three, its interval is the
+# range from the lowest to the highest, however far the next one may be from there. [DQN](dqn.ipynb)
+# asks the same question with ten times the steps and five seeds.
 #
 # ## Mistakes
 
@@ -893,8 +936,8 @@ assert not (folder / "runs/wrong").exists()
 # - The interval is over seeds, of the score of the last evaluation. It says nothing about other
 #   environments. That of the mean takes scores for normal; with a few runs that fail completely they
 #   are not. That of the interquartile mean takes the seeds at hand for all there are: with five it
-#   is too narrow, and with four or fewer nothing is trimmed. So both stand in the summary, and the
-#   figures of the book draw the mean.
+#   is too narrow, as [figures](figures.ipynb) measures, and with three or fewer seeds nothing is
+#   trimmed. So both stand in the summary, and figures show the seeds beside the interval.
 # - The seeds of two variants are the same numbers, but the runs share no randomness after the first
 #   update. Treat them as independent.
 # - Seconds are counted while several runs share a machine. Compare them within one sweep only.

@@ -3,6 +3,8 @@
 __all__ = [
     "RETRIES",
     "as_task",
+    "cancel",
+    "connect",
     "do_item",
     "import_ray",
     "one_sentence",
@@ -38,6 +40,20 @@ def import_ray() -> Any:
     return ray
 
 
+def connect(ray: Any) -> None:
+    """Find the cluster, or start one here."""
+    if ray.is_initialized():
+        return
+    try:
+        ray.init(logging_level=logging.ERROR, log_to_driver=False)
+    except ConnectionError as error:
+        where = os.environ.get("RAY_ADDRESS", "the address that Ray found")
+        raise ValueError(
+            f"There is no Ray cluster at {where}: start one with `ray start --head`, or unset "
+            "RAY_ADDRESS."
+        ) from error
+
+
 # %% book/cluster.py · A task
 def do_item(fields: dict[str, Any], directory: str) -> Outcome:
     """Do one run in a worker of Ray, or what an earlier worker left of it."""
@@ -66,25 +82,31 @@ def run_on_ray(
 ) -> list[Item]:
     """Do all runs that are not finished as Ray tasks; return those that failed."""
     ray = import_ray()
-    if not ray.is_initialized():
-        ray.init(logging_level=logging.ERROR, log_to_driver=False)
+    connect(ray)
     task = ray.remote(num_cpus=1, max_retries=RETRIES)(do_item)
     report, running, here = Report(plan, say), dict[Any, Item](), os.getcwd()
     with catch_signals() as caught:
-        while (report.waiting or running) and not caught:
-            while report.waiting and (jobs is None or len(running) < jobs):
-                item = report.waiting.pop(0)
-                running[task.remote(as_task(item), here)] = item
-            for done in ray.wait(list(running), timeout=0.2)[0]:
-                item = running.pop(done)
-                report.end(item, why_it_ended(ray, done, item))
-            report.show()
-        for left in running:
-            ray.cancel(left)  # as Ctrl-C does: the run writes its checkpoint
-        if running:
-            ray.wait(list(running), num_returns=len(running), timeout=60)
+        try:
+            while (report.waiting or running) and not caught:
+                while report.waiting and (jobs is None or len(running) < jobs):
+                    item = report.waiting.pop(0)
+                    running[task.remote(as_task(item), here)] = item
+                for done in ray.wait(list(running), timeout=0.2)[0]:
+                    item = running.pop(done)
+                    report.end(item, why_it_ended(ray, done, item))
+                report.show()
+        finally:
+            cancel(ray, list(running))
     report.close(caught)
     return report.failed
+
+
+def cancel(ray: Any, tasks: list[Any]) -> None:
+    """Stop tasks as Ctrl-C does, so that their runs write checkpoints, and wait for that."""
+    for task in tasks:
+        ray.cancel(task)
+    if tasks:
+        ray.wait(tasks, num_returns=len(tasks), timeout=60)
 
 
 def why_it_ended(ray: Any, done: Any, item: Item) -> str:

@@ -7,10 +7,13 @@ __all__ = [
     "Curve",
     "Frames",
     "check_frames",
+    "choose_runs",
     "filmstrip",
     "frame_delays",
     "group_runs",
+    "has_scores",
     "image_kind",
+    "join_results",
     "label_curves",
     "load_result",
     "on_common_grid",
@@ -20,6 +23,7 @@ __all__ = [
     "plot_result",
     "plot_results",
     "plot_runs",
+    "plot_scores",
     "read_metrics",
     "read_run",
     "result_problem",
@@ -249,6 +253,17 @@ def plot_heatmap(
 
 
 # %% book/figures.py · Stored results
+def has_scores(run: dict[str, Any], seeds: int) -> bool:
+    """Say whether a variant has an algorithm, a last evaluation a seed, and their middle."""
+    final, iqm = run.get("final"), run.get("iqm")
+    if not isinstance(run.get("algo"), str) or not isinstance(final, list):
+        return False
+    if not isinstance(iqm, list) or len(iqm) != 3 or len(final) != seeds:
+        return False
+    ends = [end for end in iqm[1:] if end is not None]  # one seed has no interval
+    return all(type(number) in (int, float) for number in [*final, iqm[0], *ends])
+
+
 def result_problem(result: Any) -> str | None:
     """Say what is wrong with the form of a stored result, or return None."""
     if not isinstance(result, dict):
@@ -263,6 +278,8 @@ def result_problem(result: Any) -> str | None:
             expected = (len(result["seeds"]), len(run["steps"]))
         except (KeyError, TypeError, ValueError):
             return f"the steps or returns of {name!r} are missing or not numbers, one row per seed"
+        if not has_scores(run, len(result["seeds"])):
+            return f"{name!r} lacks its algorithm, its last evaluations or their interquartile mean"
         if returns.shape != expected:
             return f"the returns of {name!r} are {returns.shape}, but seeds and steps {expected}"
     return None
@@ -281,23 +298,53 @@ def load_result(path: str | Path) -> dict[str, Any]:
     return result
 
 
+def choose_runs(
+    result: dict[str, Any], variants: Sequence[str] | Mapping[str, str] | None
+) -> list[tuple[str, str, dict[str, Any]]]:
+    """Return label, colour and run of all or some variants, which a mapping gives labels."""
+    runs = result["runs"]
+    chosen = list(runs) if variants is None else variants
+    labels = dict(chosen) if isinstance(chosen, Mapping) else {name: name for name in chosen}
+    colors = dict(zip(runs, series_colors([r["algo"] for r in runs.values()]), strict=True))
+    for name in labels:
+        if name not in runs:
+            raise ValueError(f"The result has no variant {name!r}.{nearest(name, list(runs))}")
+    return [(label, colors[name], runs[name]) for name, label in labels.items()]
+
+
 def plot_result(
     ax: Axes,
     result: dict[str, Any],
     variants: Sequence[str] | Mapping[str, str] | None = None,
 ) -> None:
     """Draw the curves of a stored result, or of some variants, which a mapping gives labels."""
-    runs = result["runs"]
-    chosen = list(runs) if variants is None else variants
-    labels = dict(chosen) if isinstance(chosen, Mapping) else {name: name for name in chosen}
-    colors = dict(zip(runs, series_colors([result["algo"]] * len(runs)), strict=True))
-    for name, label in labels.items():
-        if name not in runs:
-            raise ValueError(f"The result has no variant {name!r}.{nearest(name, list(runs))}")
-        run = runs[name]
-        plot_band(ax, np.array(run["steps"]), np.array(run["returns"]), label, colors[name])
+    for label, color, run in choose_runs(result, variants):
+        plot_band(ax, np.array(run["steps"]), np.array(run["returns"]), label, color)
     label_curves(ax, title=result["env_id"])
     ax.legend()
+
+
+def plot_scores(
+    ax: Axes,
+    result: dict[str, Any],
+    variants: Sequence[str] | Mapping[str, str] | None = None,
+) -> None:
+    """Draw the last evaluation of each seed, and their interquartile mean with its interval."""
+    chosen = choose_runs(result, variants)
+    for row, (_, color, run) in enumerate(chosen):
+        middle, low, high = run["iqm"]
+        if low is not None:  # one seed says nothing about the spread between seeds
+            ax.barh(row, high - low, 0.25, left=low, color=color, alpha=0.3)
+        ax.plot(run["final"], [row] * len(run["final"]), "o", color=color, markersize=4, alpha=0.7)
+        ax.plot(middle, row, "D", color="white", markeredgecolor="black", markersize=6)
+        above = (middle, row - 0.22)
+        ax.text(*above, f"{middle:.3g}", ha="center", va="bottom", fontsize=8)
+    ax.set_yticks(range(len(chosen)), [label for label, _, _ in chosen])
+    ax.set(ylim=(len(chosen) - 0.5, -0.7), title=result["env_id"])
+    ax.set_xlabel("last evaluation: seeds, IQM and its 95 % interval")
+    ax.grid(visible=False, axis="y")
+    ax.use_sticky_edges = False  # or a bar would begin at the very edge, and its dot be cut
+    ax.margins(x=0.08)
 
 
 # %% book/figures.py · The metrics of a run
@@ -417,21 +464,30 @@ def plot_runs(
     return figure
 
 
-def plot_results(paths: Sequence[str | Path], out: str | Path) -> Figure:
-    """Draw all curves of stored results into one figure and write it."""
-    kind, results = image_kind(out), [load_result(path) for path in paths]
-    runs = [
-        (f"{Path(path).stem}: {name}" if len(results) > 1 else name, result["algo"], run)
-        for path, result in zip(paths, results, strict=True)
+def join_results(paths: Sequence[str | Path]) -> dict[str, Any]:
+    """Read stored results as one; of several, a variant is named after its file, too."""
+    results = [load_result(path) for path in paths]
+    stems = [Path(path).stem for path in paths]
+    names = stems if len(set(stems)) == len(stems) else [str(path) for path in paths]
+    runs = {
+        f"{file}: {name}" if len(results) > 1 else name: run
+        for file, result in zip(names, results, strict=True)
         for name, run in result["runs"].items()
-    ]
-    colors = series_colors([algo for _, algo, _ in runs])
+    }
+    return {"env_id": ", ".join({str(result["env_id"]): None for result in results}), "runs": runs}
+
+
+def plot_results(paths: Sequence[str | Path], out: str | Path) -> Figure:
+    """Draw the curves of stored results, their scores below, and write the figure."""
+    kind, result = image_kind(out), join_results(paths)
+    rows = 0.9 + 0.35 * len(result["runs"])  # inches
     with matplotlib.rc_context(STYLE):
-        figure = Figure()
-        ax = figure.subplots()
-        for (label, _, run), color in zip(runs, colors, strict=True):
-            plot_band(ax, np.array(run["steps"]), np.array(run["returns"]), label, color)
-        label_curves(ax, title=", ".join({str(result["env_id"]): None for result in results}))
-        ax.legend()
+        figure = Figure(figsize=(7, 3.6 + rows))
+        curves, scores = figure.subplots(2, 1, height_ratios=[3.6, rows])
+        plot_result(curves, result)
+        curves.legend().remove()  # many variants leave no room inside
+        figure.legend(loc="outside upper center", ncols=3, fontsize=8)
+        plot_scores(scores, result)
+        scores.set_title("")
         write_whole(out, lambda file: figure.savefig(file, format=kind))
     return figure

@@ -1,6 +1,7 @@
 """Made from book/sweep.py: edit the chapter, then run `rlbook tangle`."""
 
 __all__ = [
+    "TEXT_OR_NUMBERS",
     "Backend",
     "Item",
     "Outcome",
@@ -8,6 +9,7 @@ __all__ = [
     "Variants",
     "Workers",
     "alone",
+    "as_line",
     "check_out",
     "check_plan",
     "check_same",
@@ -74,16 +76,18 @@ Variants = dict[str, dict[str, Any]]  # name -> the settings in which it differs
 
 def grid(words: Sequence[str]) -> Variants:
     """Make a variant of each combination of `lr=1e-3,3e-4` and its like."""
-    axes: list[list[tuple[str, Any]]] = []
+    axes: dict[str, list[tuple[str, Any]]] = {}
     for word in words:
-        name, _, typed = word.partition("=")
-        values = parse_yaml(f"[{typed}]", f"{word!r}")
+        typed_name, _, typed = word.partition("=")
+        name, values = typed_name.strip().replace("-", "_"), parse_yaml(f"[{typed}]", f"{word!r}")
         if not values:
             raise ValueError(f"{word!r} must be a setting and its values, as in lr=1e-3,3e-4.")
-        axes.append([(name.strip().replace("-", "_"), value) for value in values])
+        if name in axes or any(value in values[:i] for i, value in enumerate(values)):
+            raise ValueError(f"{word!r} repeats a setting or a value: name each once.")
+        axes[name] = [(name, value) for value in values]
     return {
         ", ".join(f"{name}={value}" for name, value in choice): dict(choice)
-        for choice in itertools.product(*axes)
+        for choice in itertools.product(*axes.values())
     }
 
 
@@ -130,35 +134,35 @@ def make_plan(
     algo: str, settings: dict[str, Any], variants: Variants, seeds: list[int], directory: Path
 ) -> list[Item]:
     """List the runs, seed by seed, so that all variants advance together."""
-    config_class = find_algorithm(algo).config_class
     for name in ("seed", "run_dir"):
         if any(name in own for own in variants.values()):
             raise ValueError(f"A variant cannot set {name!r}: the sweep does.")
-    for own in variants.values():
-        check_names(config_class, own)
+    whole = [{"algo": algo, **settings, **own} for own in variants.values()]
+    algos = [str(every.pop("algo")) for every in whole]
+    for name, every in zip(algos, whole, strict=True):
+        check_names(find_algorithm(name).config_class, every)
     folders = [re.sub(r"[^\w.=]+", "-", name).strip("-.") or "variant" for name in variants]
     if len(set(folders)) < len(folders):
         folders = [f"{i}-{folder}" for i, folder in enumerate(folders)]
     plan = []
-    for seed, (folder, (variant, own)) in itertools.product(
-        seeds, zip(folders, variants.items(), strict=True)
-    ):
+    rows = list(zip(algos, variants, folders, whole, strict=True))
+    for seed, (name, variant, folder, every) in itertools.product(seeds, rows):
         run_dir = str(directory / folder / f"seed_{seed}")
-        plan.append(Item(algo, variant, seed, run_dir, {**settings, **own}))
+        plan.append(Item(name, variant, seed, run_dir, dict(every)))
     return plan
 
 
 def check_plan(plan: Sequence[Item]) -> None:
     """Raise before anything runs if a run could not, or would mix with other results."""
-    tried: list[dict[str, Any]] = []
+    tried: list[tuple[str, dict[str, Any]]] = []
     for item in plan:
         config = item.config()
         plain(item.settings)
         if config.eval_every == 0:
             raise ValueError("A sweep compares evaluations: 'eval_every' must be above 0.")
-        if item.settings not in tried:
+        if (item.algo, item.settings) not in tried:
             find_algorithm(item.algo)(config=config)  # finds environment, spaces and device wrong
-            tried.append(item.settings)
+            tried.append((item.algo, item.settings))
         path = Path(item.run_dir) / "config.yaml"
         if path.exists():
             check_same(read_settings(path), item)
@@ -344,9 +348,10 @@ def last_step(run_dir: str | Path) -> int:
     try:
         with open(Path(run_dir) / "metrics.jsonl", "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - 4096))  # a line is far shorter
-            return int(json.loads(file.read().splitlines()[-1])["global_step"])
+            whole = file.read().rpartition(b"\n")[0]  # the last line may be half written
+            return int(json.loads(whole.splitlines()[-1])["global_step"])
     except (OSError, ValueError, IndexError, KeyError, TypeError):
-        return 0  # it has not begun, or is writing its line right now
+        return 0  # it has not begun
 
 
 class Report:
@@ -429,6 +434,35 @@ def find_backend(name: str) -> Backend:
     raise ValueError(f"There is no backend {name!r}: use 'local' or 'ray'.")
 
 
+# %% book/sweep.py · What the seeds say together
+def iqm_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the interquartile mean of scores and the ends of its 95 % bootstrap interval."""
+    scores = np.asarray(values, dtype=np.float64)
+    center = float(stats.trim_mean(scores, 0.25))
+    if len(scores) < 2:  # one value has no spread to estimate
+        return center, float("nan"), float("nan")
+
+    def iqm(draws: np.ndarray, axis: int) -> np.ndarray:
+        return np.asarray(stats.trim_mean(draws, 0.25, axis=axis))
+
+    found = stats.bootstrap((scores,), iqm, method="percentile", n_resamples=5_000, rng=0)
+    return center, float(found.confidence_interval.low), float(found.confidence_interval.high)
+
+
+def summary(result: dict[str, Any]) -> str:
+    """Return two lines a variant: the interquartile mean of its last evaluations, and the mean."""
+    lines = []
+    width = max(map(len, result["runs"]))
+    for name, run in result["runs"].items():
+        seeds = len(run["final"])
+        middles = {"IQM": iqm_interval(run["final"]), "mean": mean_interval(np.array(run["final"]))}
+        for what, (middle, low, high) in middles.items():
+            spread = f"95 % interval {low:8.2f} to {high:8.2f}" if seeds > 1 else "one seed"
+            label, count = (name, f"   {seeds} seeds") if what == "IQM" else ("", "")
+            lines.append(f"{label:{width}}  {what:4} {middle:8.2f}   {spread}{count}")
+    return "\n".join(lines)
+
+
 # %% book/sweep.py · One small file
 def overrides(config: Config) -> dict[str, Any]:
     """Return the settings that are not at their default, without what the sweep sets itself."""
@@ -449,15 +483,17 @@ def collect(plan: Sequence[Item], command: str, seconds: float) -> dict[str, Any
     for item in plan:
         outcome = read_outcome(item.run_dir)
         assert outcome is not None
-        empty = {"settings": overrides(item.config()), "steps": outcome.steps}
-        run = runs.setdefault(item.variant, {**empty, "returns": [], "final": [], "seconds": []})
+        same = {"algo": item.algo, "settings": overrides(item.config()), "steps": outcome.steps}
+        run = runs.setdefault(item.variant, {**same, "returns": [], "final": [], "seconds": []})
         run["returns"].append(outcome.returns)
         run["final"].append(outcome.returns[-1])
         run["seconds"].append(outcome.seconds)
+    for run in runs.values():
+        run["iqm"] = [short(x) if x == x else None for x in iqm_interval(run["final"])]  # no NaN
     return {
         "command": command,
-        "algo": plan[0].algo,
-        "env_id": plan[0].config().env_id,
+        "algo": ", ".join(dict.fromkeys(item.algo for item in plan)),
+        "env_id": ", ".join(dict.fromkeys(item.config().env_id for item in plan)),
         "seeds": list(dict.fromkeys(item.seed for item in plan)),
         "versions": versions(),
         "created": datetime.date.today().isoformat(),
@@ -474,55 +510,37 @@ def check_out(out: Path, plan: Sequence[Item]) -> None:
         return
     try:
         old = json.loads(out.read_text())
-        before = (old["algo"], old["seeds"], {n: r["settings"] for n, r in old["runs"].items()})
+        runs = old["runs"].items()
+        algos = {name: run.get("algo", old["algo"]) for name, run in runs}
+        before = (old["seeds"], set(algos), algos, {name: run["settings"] for name, run in runs})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{out} is not a stored result: it stays as it is.") from None
     seeds = list(dict.fromkeys(item.seed for item in plan))
-    settings = {item.variant: overrides(item.config()) for item in plan}
-    now = (plan[0].algo, seeds, plain(settings))
-    parts = ("algorithm", "seeds", "settings")
+    algos = {item.variant: item.algo for item in plan}
+    settings = {item.variant: plain(overrides(item.config())) for item in plan}
+    now = (seeds, set(algos), algos, settings)
+    parts = ("seeds", "variants", "algorithms", "settings")
     differ = [part for part, a, b in zip(parts, before, now, strict=True) if a != b]
     if differ:
         raise ValueError(f"{out} holds a sweep with other {differ[0]}: choose another --out.")
 
 
+TEXT_OR_NUMBERS = r'"(?:[^"\\]|\\.)*"|\[[^\[\]{}"]*\]'  # brackets in a text stay
+
+
+def as_line(found: str) -> str:
+    """Put a list of numbers on one line."""
+    return json.dumps(json.loads(found)) if found.startswith("[") else found
+
+
 def write_result(out: Path, result: dict[str, Any]) -> None:
     """Write a result in one step, one curve a line."""
     text = json.dumps(result, indent=1)
-    text = re.sub(r"\[[^\[\]{}]*\]", lambda found: json.dumps(json.loads(found[0])), text)
+    text = re.sub(TEXT_OR_NUMBERS, lambda found: as_line(found[0]), text)
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = out.with_name(f"{out.name}.tmp")
     temporary.write_text(text + "\n")
     os.replace(temporary, out)
-
-
-# %% book/sweep.py · What the seeds say together
-def iqm_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the interquartile mean of scores and the ends of its 95 % bootstrap interval."""
-    scores = np.asarray(values, dtype=np.float64)
-    center = float(stats.trim_mean(scores, 0.25))
-    if len(scores) < 2:  # one value has no spread to estimate
-        return center, float("nan"), float("nan")
-
-    def iqm(draws: np.ndarray, axis: int) -> np.ndarray:
-        return np.asarray(stats.trim_mean(draws, 0.25, axis=axis))
-
-    found = stats.bootstrap((scores,), iqm, method="percentile", n_resamples=5_000, rng=0)
-    return center, float(found.confidence_interval.low), float(found.confidence_interval.high)
-
-
-def summary(result: dict[str, Any]) -> str:
-    """Return two lines a variant: its last evaluations, as mean and interquartile mean."""
-    lines = []
-    width = max(map(len, result["runs"]))
-    for name, run in result["runs"].items():
-        seeds = len(run["final"])
-        middles = {"mean": mean_interval(np.array(run["final"])), "IQM": iqm_interval(run["final"])}
-        for what, (middle, low, high) in middles.items():
-            spread = f"95 % interval {low:8.2f} to {high:8.2f}" if seeds > 1 else "one seed"
-            label, count = (name, f"   {seeds} seeds") if what == "mean" else ("", "")
-            lines.append(f"{label:{width}}  {what:4} {middle:8.2f}   {spread}{count}")
-    return "\n".join(lines)
 
 
 # %% book/sweep.py · The whole sweep
@@ -541,6 +559,8 @@ def sweep(
 ) -> dict[str, Any]:
     """Train every variant with every seed, side by side, and return and write the result."""
     run_all = find_backend(backend)
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"`jobs` must be a whole number above 0, not {jobs}.")
     chosen = check_variants({algo: {}} if variants is None else variants)
     env_id = make_config(find_algorithm(algo).config_class, settings).env_id
     folder = Path(directory or "runs/sweep-" + re.sub(r"[^\w.]+", "-", f"{algo}-{env_id}"))
@@ -548,13 +568,15 @@ def sweep(
     check_plan(plan)
     if out is not None:
         check_out(Path(out), plan)
-    began = time.perf_counter()
+    began, runs = time.perf_counter(), sorted(item.run_dir for item in plan)
     folder.mkdir(parents=True, exist_ok=True)
+    note = read_note(folder)
+    before = note["seconds"] if note.get("runs") == runs else 0.0  # another sweep's do not count
     try:
         failed = run_all(plan, jobs, say)
     finally:
-        seconds = read_note(folder)["seconds"] + time.perf_counter() - began
-        write_note(folder, {"seconds": seconds})
+        seconds = before + time.perf_counter() - began
+        write_note(folder, {"seconds": seconds, "runs": runs})
     if failed:
         names = ", ".join(f"{item.variant} seed {item.seed}" for item in failed)
         raise RunFailed(f"{len(failed)} of {len(plan)} runs failed ({names}): nothing is written.")

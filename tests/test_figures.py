@@ -13,6 +13,7 @@ import yaml
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from PIL import Image
 from scipy.special import stdtrit
 
@@ -49,10 +50,15 @@ def make_run(
     return path
 
 
+RUN: dict[str, Any] = {
+    **{"algo": "dqn", "settings": {}, "steps": [10, 20, 30], "returns": [[1, 2, 3], [3, 4, 5]]},
+    **{"final": [3, 5], "iqm": [4, 3, 5]},
+}
+
+
 def make_result(**changes: Any) -> dict[str, Any]:
     """Return a small stored result, with some of its entries changed."""
-    run = {"settings": {}, "steps": [10, 20, 30], "returns": [[1, 2, 3], [3, 4, 5]]}
-    runs = {"default": run, "no_replay": {**run, "returns": [[0, 0, 0], [1, 1, 1]]}}
+    runs = {"default": RUN, "no_replay": {**RUN, "returns": [[0, 0, 0], [1, 1, 1]]}}
     base = {"command": "rlbook sweep dqn", "algo": "dqn", "env_id": "CartPole-v1", "seeds": [0, 1]}
     return {**base, "runs": runs, **changes}
 
@@ -249,12 +255,29 @@ def test_variant_keeps_its_colour_when_drawn_alone(ax: Axes) -> None:
     assert alone.lines[0].get_label() == "without replay (2 seeds)"
 
 
+def test_scores_are_seeds_and_their_interquartile_mean(ax: Axes) -> None:
+    figures.plot_scores(ax, make_result(), {"default": "DQN"})
+    seeds, middle = (line.get_xydata() for line in ax.lines)
+    assert np.array_equal(seeds, [[3, 0], [5, 0]]) and np.array_equal(middle, [[4, 0]])
+    bars = [bar for bar in ax.patches if isinstance(bar, Rectangle)]
+    assert [(bar.get_x(), bar.get_width()) for bar in bars] == [(3, 2)]
+    assert [text.get_text() for text in ax.texts] == ["4"]
+    assert [tick.get_text() for tick in ax.get_yticklabels()] == ["DQN"]
+    alone = Figure().subplots()  # one seed has no interval
+    one = {**RUN, "returns": [[1, 2, 3]], "final": [3], "iqm": [3, None, None]}
+    figures.plot_scores(alone, make_result(seeds=[0], runs={"a": one}))
+    assert len(alone.lines) == 2 and not alone.patches
+
+
+def test_an_algorithm_keeps_its_colour_among_others(ax: Axes) -> None:
+    runs = {"one": RUN, "two": {**RUN, "algo": "sac"}}
+    figures.plot_result(ax, make_result(runs=runs))
+    assert [line.get_color() for line in ax.lines] == [figures.COLORS[a] for a in ("dqn", "sac")]
+
+
 def test_unknown_variant_gets_the_nearest_name(ax: Axes) -> None:
     text = message(lambda: figures.plot_result(ax, make_result(), ["no_reply"]))
     assert "'no_reply'" in text and "'no_replay'" in text
-
-
-RUN = {"steps": [10, 20, 30], "returns": [[1, 2, 3], [3, 4, 5]]}
 
 
 @pytest.mark.parametrize(
@@ -269,6 +292,18 @@ RUN = {"steps": [10, 20, 30], "returns": [[1, 2, 3], [3, 4, 5]]}
         (json.dumps(make_result(runs={"a": {**RUN, "returns": [[1, 2, 3], [1]]}})), "'a'"),
         (json.dumps(make_result(runs={"a": {**RUN, "returns": [["x"] * 3] * 2}})), "'a'"),
         (json.dumps(make_result(runs={"a": {**RUN, "returns": [[1, 2, 3]]}})), "(1, 3)"),
+        *[
+            (json.dumps(make_result(runs={"a": {**RUN, **wrong}})), "'a' lacks")
+            for wrong in (
+                {"iqm": [4, 3]},
+                {"iqm": None},
+                {"iqm": ["x", 3, 5]},
+                {"final": None},
+                {"final": [3]},
+                {"algo": ["dqn"]},
+            )
+        ],
+        (json.dumps(make_result(runs={"a": {"steps": [1], "returns": [[1], [2]]}})), "'a' lacks"),
     ],
 )
 def test_wrong_result_is_refused_when_read(tmp_path: Path, content: str, says: str) -> None:
@@ -466,14 +501,21 @@ def test_solution_how_many_seeds() -> None:
 
 def test_stored_results_are_drawn_and_named(tmp_path: Path) -> None:
     result = {"command": "rlbook sweep", "algo": "dqn", "env_id": "CartPole-v1", "seeds": [0, 1]}
-    runs = {name: {"steps": [1, 2], "returns": [[0.0, 1.0], [0.0, 2.0]]} for name in ("a", "b")}
+    run = {**RUN, "steps": [1, 2], "returns": [[0.0, 1.0], [0.0, 2.0]]}
+    runs = {"a": run, "b": {**run, "final": [1.0, 2.0], "iqm": [1.5, 1.0, 2.0]}}
     for name in ("one", "two"):
         (tmp_path / f"{name}.json").write_text(json.dumps({**result, "runs": runs}))
     one, two = tmp_path / "one.json", tmp_path / "two.json"
     labels = []
     for paths, out in (([one], tmp_path / "1.png"), ([one, two], tmp_path / "2.svg")):
-        _, names = figures.plot_results(paths, out).axes[0].get_legend_handles_labels()
-        labels.append(names)
+        curves, scores = figures.plot_results(paths, out).axes
+        labels.append(curves.get_legend_handles_labels()[1])
+        rows = [tick.get_text() for tick in scores.get_yticklabels()]
+        assert [label.removesuffix(" (2 seeds)") for label in labels[-1]] == rows
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "one.json").write_bytes(one.read_bytes())  # the same name elsewhere
+    both = figures.join_results([one, tmp_path / "x" / "one.json"])
+    assert len(both["runs"]) == 4 and both["env_id"] == "CartPole-v1"
     assert labels[0] == ["a (2 seeds)", "b (2 seeds)"]
     assert labels[1][:3] == ["one: a (2 seeds)", "one: b (2 seeds)", "two: a (2 seeds)"]
     assert (tmp_path / "1.png").stat().st_size > 0 and (tmp_path / "2.svg").stat().st_size > 0

@@ -26,6 +26,7 @@ from rlbook.figures import load_result
 from rlbook.progress import RunFailed
 from rlbook.sweep import (
     Item,
+    check_out,
     check_seeds,
     grid,
     iqm_interval,
@@ -36,6 +37,7 @@ from rlbook.sweep import (
     run_plan,
     summary,
     sweep,
+    write_result,
 )
 
 
@@ -72,10 +74,11 @@ def test_the_result_has_the_form_that_figures_read(swept: Swept) -> None:
     assert result["command"] == "rlbook sweep dqn" and result["seeds"] == [0, 1]
     assert list(result["versions"]) == ["python", "torch", "numpy", "gymnasium", "rlbook"]
     run = result["runs"]["fast & wide"]
-    assert list(run) == ["settings", "steps", "returns", "final", "seconds"]
+    assert list(run) == ["algo", "settings", "steps", "returns", "final", "seconds", "iqm"]
     assert run["steps"] == [100, 200] and np.shape(run["returns"]) == (2, 2)
     assert run["final"] == [curve[-1] for curve in run["returns"]]
     assert len(run["seconds"]) == 2 and min(run["seconds"]) > 0
+    assert np.allclose(run["iqm"], iqm_interval(run["final"]), rtol=1e-4)
     assert (folder / "x.json").stat().st_size < 2_000
 
 
@@ -92,9 +95,9 @@ def test_each_run_is_reported_once_then_the_means(swept: Swept) -> None:
     assert sorted(line[:5] for line in said[:4]) == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
     assert sum("plain, seed 1: return" in line for line in said) == 1
     mean, low, high = mean_interval(np.array(result["runs"]["plain"]["final"]))
-    assert f"mean {mean:8.2f}   95 % interval {low:8.2f} to {high:8.2f}   2 seeds" in said[-1]
+    assert f"mean {mean:8.2f}   95 % interval {low:8.2f} to {high:8.2f}" in said[-1]
     iqm = iqm_interval(result["runs"]["plain"]["final"])
-    assert "IQM  {:8.2f}   95 % interval {:8.2f} to {:8.2f}".format(*iqm) in said[-1]
+    assert "IQM  {:8.2f}   95 % interval {:8.2f} to {:8.2f}   2 seeds".format(*iqm) in said[-1]
     assert str(folder / "x.json") in said[-1]
 
 
@@ -220,6 +223,72 @@ def test_a_grid_combines_all_values() -> None:
         "lr=3e-4, hidden=[8, 8]": {"lr": "3e-4", "hidden": [8, 8]},
     }
     assert list(grid(["n-step=1,2"]).values()) == [{"n_step": 1}, {"n_step": 2}]
+    for repeated in (["lr=1,2", "lr=3"], ["lr=1,2,1"], ["n-step=1", "n_step=2"]):
+        with pytest.raises(ValueError, match="repeats a setting or a value: name each once"):
+            grid(repeated)
+
+
+@pytest.mark.parametrize(("own", "other"), [({"gamma": 0.5}, "settings"), ({}, "algorithms")])
+def test_a_result_of_another_sweep_is_not_replaced(
+    swept: Swept, tmp_path: Path, own: dict[str, Any], other: str
+) -> None:
+    before = (swept[0] / "x.json").read_bytes()
+    fast = {"lr": 0.01, "hidden": [16]} | ({} if own else {"algo": "drqn"})
+    with pytest.raises(ValueError, match=rf"x\.json holds a sweep with other {other}: choose"):
+        sweep(
+            "dqn",
+            {**TINY, "env_id": "CartPole-v1", **own},
+            variants={"plain": {}, "fast & wide": fast},
+            seeds=2,
+            directory=tmp_path,
+            out=swept[0] / "x.json",
+        )
+    assert (swept[0] / "x.json").read_bytes() == before
+
+
+def test_the_order_of_variants_makes_no_other_sweep(swept: Swept, tmp_path: Path) -> None:
+    settings = {"plain": {}, "fast & wide": {"lr": 0.01, "hidden": [16]}}
+    plan = make_plan("dqn", TINY, dict(reversed(settings.items())), [0, 1], tmp_path)
+    check_out(swept[0] / "x.json", plan)
+    old = json.loads((swept[0] / "x.json").read_text())
+    for run in old["runs"].values():
+        del run["algo"]  # as results were before an algorithm could be a variant
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    check_out(tmp_path / "old.json", plan)
+
+
+def test_brackets_in_names_and_commands_stay_as_they_are(tmp_path: Path) -> None:
+    result = {"command": "rlbook sweep '[1., 8.]' \"[a\\", "runs": {"no [x": {"steps": [1, 2]}}}
+    write_result(tmp_path / "x.json", result)
+    text = (tmp_path / "x.json").read_text()
+    assert json.loads(text) == result and '"steps": [1, 2]' in text
+
+
+def test_no_process_is_asked_for_too_few(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="`jobs` must be a whole number above 0, not -1"):
+        sweep("dqn", TINY, jobs=-1, directory=tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_flag_counts_more_than_the_seeds_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rlbook.sweep.run_plan", run_here)
+    Path("a.yaml").write_text(json.dumps({"algo": "dqn", **TINY, "total_steps": 100, "seeds": 10}))
+    assert main(["sweep", "--config", "a.yaml", "--seeds", "1", "--out", "a.json"]) == 0
+    assert load_result("a.json")["seeds"] == [0]
+
+
+def test_seconds_are_those_of_one_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlbook.sweep.run_plan", lambda plan, jobs, say: run_here(plan, 1, say))
+    quiet: dict[str, Any] = {"directory": tmp_path, "say": lambda line: None}
+    settings = {**TINY, "total_steps": 100}
+    one = sweep("dqn", settings, seeds=1, **quiet)
+    again = sweep("dqn", settings, seeds=1, **quiet)
+    assert again["seconds"] > one["seconds"]  # the second call adds to the first
+    other = sweep("dqn", settings, seeds=1, variants={"wide": {"hidden": [16]}}, **quiet)
+    assert other["seconds"] < again["seconds"] + other["runs"]["wide"]["seconds"][0]
 
 
 def test_every_run_has_a_directory_of_its_own() -> None:
@@ -228,6 +297,35 @@ def test_every_run_has_a_directory_of_its_own() -> None:
     assert len(set(paths)) == 6
     assert all(path.parts[0] == "x" and len(path.parts) == 3 for path in paths)
     assert [item.seed for item in plan] == [0, 0, 0, 1, 1, 1]  # all variants advance together
+
+
+def test_a_variant_may_be_another_algorithm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rlbook.sweep.run_plan", run_here)
+    monkeypatch.chdir(tmp_path)
+    small = {"env_id": "CartPole-v1", "eval_episodes": 1, "total_steps": 100, "eval_every": 100}
+    Path("a.yaml").write_text(json.dumps({"algo": "dqn", **small}))
+    words = ["sweep", "--config", "a.yaml", "--seeds", "1", "--out", "a.json", "--vary"]
+    assert main([*words, "algo=dqn,drqn"]) == 0
+    result = load_result("a.json")
+    runs = result["runs"]
+    assert [(name, run["algo"]) for name, run in runs.items()] == [
+        ("algo=dqn", "dqn"),
+        ("algo=drqn", "drqn"),
+    ]
+    assert result["algo"] == "dqn, drqn" and "NaN" not in Path("a.json").read_text()
+    assert all(run["iqm"][1:] == [None, None] for run in runs.values())  # one seed has no interval
+    assert "algo: drqn" in next(Path("runs").glob("*/algo=drqn/seed_0/config.yaml")).read_text()
+    capsys.readouterr()
+    for wrong, says in (
+        ("algo=dqn,drqm", "There is no algorithm 'drqm'. Did you mean 'drqn'"),
+        ("algo=drqn,dqn chunk_length=4", "DQN has no setting 'chunk_length'."),
+        ("algo=r2d2,drqn", "a.json holds a sweep with other variants: choose another --out."),
+    ):
+        assert main([*words, *wrong.split()]) == 2
+        err = capsys.readouterr().err
+        assert says in err and err.count("\n") == 1
 
 
 def test_settings_that_no_file_can_hold_are_refused(tmp_path: Path) -> None:
@@ -278,6 +376,8 @@ def test_a_line_that_is_half_written_moves_no_bar(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"global_step": 10}\n{"global_step": 20}\n')
     assert last_step(tmp_path) == 20
     (tmp_path / "metrics.jsonl").write_text('{"global_step": 10}\n{"globa')
+    assert last_step(tmp_path) == 10
+    (tmp_path / "metrics.jsonl").write_text('{"globa')
     assert last_step(tmp_path) == 0
 
 
@@ -319,6 +419,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("--vary lr=fast", "Setting 'lr' must be a number, not 'fast'."),
     ("--vary lr=", "'lr=' must be a setting and its values, as in lr=1e-3,3e-4."),
     ("--vary lr=[1", "'lr=[1' is not valid YAML"),
+    ("--vary lr=1 --vary lr=2", "'lr=2' repeats a setting or a value: name each once."),
     ("--vary seed=1,2", "A variant cannot set 'seed': the sweep does."),
     ("--vary run_dir=a,b", "A variant cannot set 'run_dir': the sweep does."),
     ("--eval-every 0", "A sweep compares evaluations: 'eval_every' must be above 0."),
@@ -328,7 +429,7 @@ MISTAKES: list[tuple[str, str]] = [
     ("--vary env_id=CartPole-v1,Pendulum-v1", "'Pendulum-v1' has vector observations"),
     ("--out x.txt", "The name of a result must end in .json, not be 'x.txt'."),
     ("--out notes.json", "notes.json is not a stored result: it stays as it is."),
-    ("--seeds 2 --out x.json", "x.json holds a sweep with other settings: choose another --out."),
+    ("--seeds 2 --out x.json", "x.json holds a sweep with other variants: choose another --out."),
     ("--seeds 3 --out x.json", "x.json holds a sweep with other seeds: choose another --out."),
     ("--run-dir runs --lr 0.5", "holds a run with lr 0.001, not 0.5: choose another directory"),
     ("--config bad.yaml", "Variant 'a' must be settings as `name: value`."),

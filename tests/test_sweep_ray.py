@@ -7,12 +7,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from helpers import TINY
 
-from rlbook.cluster import as_task, import_ray, run_on_ray, why_it_ended
+from rlbook.cluster import as_task, connect, import_ray, run_on_ray, why_it_ended
 from rlbook.progress import Interrupted, RunFailed
 from rlbook.sweep import Item, make_plan, read_outcome, run_item, sweep
 
@@ -125,6 +126,16 @@ def test_a_disk_that_is_not_shared_is_noticed(ray: Any, tmp_path: Path) -> None:
     item = Item("dqn", "dqn", 0, str(tmp_path / "elsewhere"), TINY)
     with pytest.raises(RunFailed, match="on a disk that all machines share"):
         why_it_ended(ray, ray.put("an outcome"), item)
+
+
+def test_a_cluster_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**keywords: Any) -> None:
+        raise ConnectionError("a long story")
+
+    monkeypatch.setenv("RAY_ADDRESS", "somewhere:6379")
+    nowhere = SimpleNamespace(is_initialized=lambda: False, init=init)
+    with pytest.raises(ValueError, match="There is no Ray cluster at somewhere:6379: start one"):
+        connect(nowhere)
 
 
 def test_a_task_names_its_directory_in_full() -> None:
