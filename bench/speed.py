@@ -1,6 +1,6 @@
 """Measure what the chapter `speed` shows, and write it to one file.
 
-    python bench/speed.py [--out book/results/speed.json] [--rounds 9] [--only PART ...]
+    python bench/speed.py [--out book/results/speed.json] [--rounds 27] [--only PART ...]
 
 Times are those of the processor, on one thread, but for threads. Contestants take turns.
 """
@@ -30,6 +30,7 @@ import rlbook.dqn
 import rlbook.drqn
 import rlbook.ensemble
 import rlbook.run
+import rlbook.sac
 from rlbook.agent import Agent, algorithms, torch_for_learning
 from rlbook.dqn import MLP, Adam, flatten_parameters, td_loss, td_slope
 from rlbook.drqn import LSTMQNetwork
@@ -148,11 +149,13 @@ def watch_update(clock: Clock, agent: Any) -> None:
     clock.watch(torch.Tensor, "backward", "backward")
     clock.watch(torch.Tensor, "lerp_", "target")
     clock.watch(agent.optimizer, "step zero_grad", "optimiser")
+    clock.watch(rlbook.sac, "critic_slope", "update")  # it is called from within a pass
     parts = [getattr(agent, name, None) for name in ("online", "target", "model")]
     model = parts[2]
     parts += [getattr(model, name, None) for name in ("actor", "critics", "critic", "encoder")]
     for part in parts:
-        clock.watch(part, "forward trace q_values_sequence unroll draw", "forward")
+        clock.watch(part, "forward trace q_values_sequence unroll draw values learn run", "forward")
+        clock.watch(part, "weight_slopes input_slopes actor_slopes", "backward")
         if isinstance(part, MLP | LSTMQNetwork):
             clock.watch(part, "backward", "backward")
 
@@ -568,16 +571,9 @@ def collect_work(num_envs: int, steps: int = 64) -> Work:
 
 
 def thread_works(widths: tuple[int, ...], members: int, batch: int) -> dict[str, Work]:
-    """Return the same passes on one thread and on two."""
+    """Return the same passes, to be timed on one thread and on two."""
     ensemble, x = Ensemble(widths, members), torch.rand(batch, widths[0])
-
-    def passes(threads: int) -> None:
-        torch.set_num_threads(threads)
-        for _ in range(5):
-            ensemble.learn(torch.ones_like, x)
-        torch.set_num_threads(1)
-
-    return {"1 thread": lambda: passes(1), "2 threads": lambda: passes(2)}
+    return dict.fromkeys(("1 thread", "2 threads"), lambda: ensemble.learn(torch.ones_like, x))
 
 
 def measure_changes(rounds: int) -> dict[str, Any]:
@@ -614,8 +610,14 @@ def measure_threads(rounds: int) -> dict[str, Any]:
     sizes = {"DQN": ((4, 256, 256, 1), 1, 64), "REDQ": ((14, 256, 256, 1), 10, 256)}
     works = {name: thread_works(*size) for name, size in sizes.items()}
     found: dict[str, Any] = {"load": [round(load, 2) for load in os.getloadavg()]}
+
+    def switch(name: str) -> None:
+        torch.set_num_threads(int(name[0]))
+        works["DQN"][name]()  # threads wake up
+
     for name, pair in works.items():
-        found[name] = compare(pair, "2 threads", rounds=rounds, wall=True)
+        found[name] = compare(pair, "2 threads", rounds=rounds, wall=True, before=switch)
+    torch.set_num_threads(1)
     return found
 
 
@@ -708,20 +710,25 @@ def main() -> None:
     """Measure all parts, or some, and write the file; parts that are not measured stay."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("book/results/speed.json"))
-    parser.add_argument("--rounds", type=int, default=9, help="turns of each contestant")
+    parser.add_argument("--rounds", type=int, default=27, help="turns of each contestant")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
     options = parser.parse_args()
     result = json.loads(options.out.read_text()) if options.out.exists() else {}
-    result |= {
+    made = {
         "command": f"python bench/speed.py --rounds {options.rounds}",
+        "rounds": options.rounds,
         "versions": versions(),
         "created": datetime.date.today().isoformat(),
         "machine": {"cores": os.cpu_count(), "processor": platform.machine()},
     }
+    if len(options.only) == len(PARTS):
+        result = dict(made)
     with torch_for_learning(1):
         for name in options.only:
             began = time.perf_counter()
             result[name] = PARTS[name](options.rounds)
+            if len(options.only) < len(PARTS):  # this part alone was made now
+                result.setdefault("made_later", {})[name] = made
             print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
             write_result(options.out, result)
 

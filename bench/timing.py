@@ -19,16 +19,22 @@ def seconds(work: Work, count: int = 1, wall: bool = False) -> float:
 
 
 def take_turns(
-    works: dict[str, Work], rounds: int = 9, slice_seconds: float = 0.02, wall: bool = False
+    works: dict[str, Work],
+    rounds: int = 9,
+    slice_seconds: float = 0.02,
+    wall: bool = False,
+    before: Callable[[str], object] = lambda name: None,  # what is not to be timed
 ) -> dict[str, list[float]]:
     """Time works in turn, so that all meet the same noise, each often enough to be measurable."""
     counts = {}
     for name, work in works.items():
+        before(name)
         work()  # warm up
         counts[name] = max(1, round(slice_seconds / max(seconds(work), 1e-7)))
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(rounds):
         for name, work in works.items():
+            before(name)
             times[name].append(seconds(work, counts[name], wall))
     return times
 
