@@ -70,6 +70,7 @@ from rlbook.figures import (
     load_result,
     plot_heatmap,
     plot_result,
+    plot_scores,
     use_style,
 )
 
@@ -913,6 +914,9 @@ class DQN(TransitionCollector):
         """Draw several batches at once, and value their successors while the target rests."""
         every = self.config.target_every
         for batches in self.drawn.draw_all(self.replay, count):
+            if every == 1:  # the target never rests
+                yield from batches
+                continue
             first = 0
             while first < len(batches):
                 rest = every - self.updates % every  # updates until the target moves
@@ -1053,8 +1057,16 @@ for ax, name in zip(axes.flat, names, strict=True):
     ax.label_outer()
 plt.show()
 print("made by:", ablations["command"])
-for name, run in ablations["runs"].items():
-    print(f"{name:>20}: last evaluations, mean {np.mean(run['final']):5.0f}, seeds", *run["final"])
+
+# %% [markdown]
+# Where do they end? Each dot is a seed, the diamond the mean of the middle three of five (the
+# interquartile mean, IQM), and the bar its 95 % bootstrap interval. [Sweeps](sweep.ipynb) explains
+# both.
+
+# %% tags=["hide-input"]
+figure, ax = plt.subplots(figsize=(7, 3.2))
+plot_scores(ax, ablations)
+plt.show()
 
 # %% [markdown]
 # **n-step returns** buy the most by far: without them three seeds of five end below 200. **The

@@ -69,6 +69,7 @@ from rlbook.figures import (
     plot_band,
     plot_heatmap,
     plot_result,
+    plot_scores,
     use_style,
 )
 
@@ -451,14 +452,13 @@ assert at_seen < np.median(spread)
 # the five critics (N), the smaller of two in the target (M), nine of the ten updates (UTD).
 
 # %%
-fig, ax = plt.subplots()
-plot_result(ax, stored)
-ax.legend()
-label_curves(ax, "Pendulum-v1")
+fig, (left, right) = plt.subplots(2, 1, figsize=(7, 5.8), height_ratios=[2, 1])
+plot_result(left, stored)
+plot_scores(right, stored)
+right.set_title("")
+print(stored["command"])
 for name, row in stored["runs"].items():
-    scores = np.array(row["final"])
-    print(f"{name:>6}: {scores.mean():6.0f} at 2,500 steps, worst seed {scores.min():6.0f}, "
-          f"{np.mean(row['seconds']):4.0f} s a run")
+    print(f"{name:>6}: {np.mean(row['seconds']):4.0f} s a run")
 
 # %% [markdown]
 # The updates pay for all of it. With ten per step every seed is at −200 or better; with one, the
