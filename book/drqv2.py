@@ -69,12 +69,12 @@ from matplotlib import pyplot as plt
 from rlbook.figures import (
     COLORS,
     PALETTE,
+    draw_result,
     filmstrip,
     label_curves,
     load_result,
     plot_band,
     plot_result,
-    plot_scores,
     use_style,
 )
 from rlbook.settings import find_config, make_config, read_settings
@@ -1025,10 +1025,7 @@ assert min(ten["runs"]["with shifts"]["final"]) > 35 and gains.min() > 10
 
 # %% tags=["hide-input"]
 parts = load_result("results/drqv2_parts.json")
-figure, (left, right) = plt.subplots(2, 1, figsize=(7, 6.6), height_ratios=[3, 2.4])
-plot_result(left, parts)
-plot_scores(right, parts)
-right.set_title("")
+draw_result(plt.figure(), parts)
 plt.show()
 print(parts["command"])
 

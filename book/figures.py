@@ -442,7 +442,7 @@ ax.axhline(0.95, color=COLORS["reference"], linestyle="--")
 ax.text(20.4, 0.957, "95 %: what is promised", ha="right", va="bottom")
 for (name, shares), marker in zip(measured.items(), "os^v", strict=True):
     ax.plot(counts, shares, marker=marker, label=name)
-ax.legend(loc="lower right")
+ax.legend(loc="center right", bbox_to_anchor=(1, 0.58))
 ax.set(xlabel="seeds", ylabel="share of bands that hold the mean", ylim=(0.5, 1.02), xticks=counts)
 plt.show()
 for name, shares in measured.items():
@@ -879,7 +879,8 @@ def plot_scores(
         ax.plot(run["final"], [row] * len(run["final"]), "o", color=color, markersize=4, alpha=0.7)
         ax.plot(middle, row, "D", color="white", markeredgecolor="black", markersize=6)
         above = (middle, row - 0.22)
-        ax.text(*above, f"{middle:.3g}", ha="center", va="bottom", fontsize=8)
+        number = f"{middle:.0f}" if abs(middle) >= 100 else f"{middle:.3g}"
+        ax.text(*above, number.replace("-", "−"), ha="center", va="bottom", fontsize=8)
     ax.set_yticks(range(len(chosen)), [label for label, _, _ in chosen])
     ax.set(ylim=(len(chosen) - 0.5, -0.7), title=result["env_id"])
     ax.set_xlabel("last evaluation: seeds, IQM and its 95 % interval")
@@ -888,9 +889,26 @@ def plot_scores(
     ax.margins(x=0.08)
 
 
+# %% [markdown]
+# The two belong together, curves above and ends below, with one legend outside, since many variants
+# leave no room inside.
+
 # %%
-figure, ax = plt.subplots(figsize=(7, 1.9))
-plot_scores(ax, result, {"default": "DQN", "no_target_network": "without target network"})
+#| export
+def draw_result(figure: Figure, result: dict[str, Any]) -> None:
+    """Draw the curves of a stored result, and below them where the seeds end."""
+    rows = 0.9 + 0.35 * len(result["runs"])  # inches
+    figure.set_size_inches(7, 3.6 + rows)
+    curves, ends = figure.subplots(2, 1, height_ratios=[3.6, rows])
+    plot_result(curves, result)
+    curves.legend().remove()
+    figure.legend(loc="outside upper center", ncols=3, fontsize=8)
+    plot_scores(ends, result)
+    ends.set_title("")
+
+
+# %%
+draw_result(plt.figure(), result)
 plt.show()
 
 # %% [markdown]
@@ -1105,15 +1123,9 @@ def join_results(paths: Sequence[str | Path]) -> dict[str, Any]:
 def plot_results(paths: Sequence[str | Path], out: str | Path) -> Figure:
     """Draw the curves of stored results, their scores below, and write the figure."""
     kind, result = image_kind(out), join_results(paths)
-    rows = 0.9 + 0.35 * len(result["runs"])  # inches
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7, 3.6 + rows))
-        curves, scores = figure.subplots(2, 1, height_ratios=[3.6, rows])
-        plot_result(curves, result)
-        curves.legend().remove()  # many variants leave no room inside
-        figure.legend(loc="outside upper center", ncols=3, fontsize=8)
-        plot_scores(scores, result)
-        scores.set_title("")
+        figure = Figure()
+        draw_result(figure, result)
         write_whole(out, lambda file: figure.savefig(file, format=kind))
     return figure
 

@@ -63,13 +63,12 @@ from rlbook.envs import make_env
 from rlbook.figures import (
     COLORS,
     PALETTE,
+    draw_result,
     filmstrip,
     label_curves,
     load_result,
     plot_band,
     plot_heatmap,
-    plot_result,
-    plot_scores,
     use_style,
 )
 
@@ -452,18 +451,15 @@ assert at_seen < np.median(spread)
 # the five critics (N), the smaller of two in the target (M), nine of the ten updates (UTD).
 
 # %%
-fig, (left, right) = plt.subplots(2, 1, figsize=(7, 5.8), height_ratios=[2, 1])
-plot_result(left, stored)
-plot_scores(right, stored)
-right.set_title("")
+draw_result(plt.figure(), stored)
 print(stored["command"])
 for name, row in stored["runs"].items():
     print(f"{name:>6}: {np.mean(row['seconds']):4.0f} s a run")
 
 # %% [markdown]
-# The updates pay for all of it. With ten per step every seed is at −200 or better; with one, the
-# same five critics are nowhere near. N and M buy nothing that five seeds could show: two critics in
-# place of five, or a target by a single critic without any minimum, score the same within the
+# The updates pay for all of it. With ten per step every seed of REDQ is at −175 or better; with one,
+# four of the same five are nowhere near. N and M buy nothing that five seeds could show: two critics
+# in place of five, or a target by a single critic without any minimum, end at the same place within the
 # intervals. A task as small as Pendulum stands ten updates per step without an ensemble, so it is
 # no evidence for one.
 #

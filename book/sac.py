@@ -74,13 +74,13 @@ from rlbook.dqn import DQN
 from rlbook.envs import make_env
 from rlbook.figures import (
     COLORS,
+    draw_result,
     filmstrip,
     label_curves,
     load_result,
     plot_band,
     plot_heatmap,
     plot_result,
-    plot_scores,
     use_style,
 )
 
@@ -998,10 +998,7 @@ assert abs(best) < 1  # the value is highest near the top
 
 # %%
 ablations = load_result(RESULTS / "sac_ablations.json")
-fig, (left, right) = plt.subplots(2, 1, figsize=(7, 6.4), height_ratios=[3, 2])
-plot_result(left, ablations)
-plot_scores(right, ablations)
-right.set_title("")
+draw_result(plt.figure(), ablations)
 print(ablations["command"])
 
 # %% [markdown]

@@ -845,25 +845,24 @@ def finished_runs() -> dict[str, int]:
     }
 
 
-def begun_runs() -> list[str]:
-    """Return the runs that have a checkpoint and are not finished."""
-    paths = (folder / "runs/steps").glob("*/seed_*/checkpoints/*.pt")
-    names = {f"{path.parts[-4]} {path.parts[-3]}" for path in paths}
-    return sorted(names - set(finished_runs()))
+def half_done() -> list[str]:
+    """Return the runs that have written a checkpoint and have at least half of the way to go."""
+    runs = sorted((folder / "runs/steps").glob("*/seed_*"))
+    return [f"{run.parent.name} {run.name}" for run in runs if 500 <= last_step(run) <= 1_500]
 
 
 print(f"$ rlbook {line}")
 words = [sys.executable, "-m", "rlbook.cli", *line.split()]
 out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
 process = subprocess.Popen(words, text=True, cwd=folder, **out)
-while not (finished_runs() and begun_runs()) and process.poll() is None:
-    time.sleep(0.05)
+while not (finished_runs() and (cut := half_done())) and process.poll() is None:
+    time.sleep(0.02)
 process.send_signal(signal.SIGINT)
 print(process.communicate()[0], f"(exit code {process.returncode})", sep="")
 assert process.returncode == 130
 before = finished_runs()
-cut = begun_runs()[0]
-print("finished:", ", ".join(before), "- in the middle:", cut)
+print("finished:", ", ".join(before), "- in the middle:", ", ".join(cut))
+assert before and cut and not set(cut) & set(before)
 
 # %% [markdown]
 # The same command again, this time inside the notebook, which saves a process. It does not touch
@@ -884,10 +883,10 @@ assert len(after) == 6 and all(after[run] == when for run, when in before.items(
 
 # %%
 result = load_result(folder / "steps.json")
-variant, seed = cut.split()[0], int(cut[-1])
+variant, seed = cut[0].split()[0], int(cut[0][-1])
 own = {**result["runs"][variant]["settings"]}
 again = run_item(make_plan("dqn", own, {"again": {}}, [seed], folder / "runs/again")[0])
-print(cut, again.returns)
+print(cut[0], again.returns)
 assert again.returns == result["runs"][variant]["returns"][seed]
 
 # %% [markdown]

@@ -8,6 +8,7 @@ __all__ = [
     "Frames",
     "check_frames",
     "choose_runs",
+    "draw_result",
     "filmstrip",
     "frame_delays",
     "group_runs",
@@ -338,13 +339,26 @@ def plot_scores(
         ax.plot(run["final"], [row] * len(run["final"]), "o", color=color, markersize=4, alpha=0.7)
         ax.plot(middle, row, "D", color="white", markeredgecolor="black", markersize=6)
         above = (middle, row - 0.22)
-        ax.text(*above, f"{middle:.3g}", ha="center", va="bottom", fontsize=8)
+        number = f"{middle:.0f}" if abs(middle) >= 100 else f"{middle:.3g}"
+        ax.text(*above, number.replace("-", "−"), ha="center", va="bottom", fontsize=8)
     ax.set_yticks(range(len(chosen)), [label for label, _, _ in chosen])
     ax.set(ylim=(len(chosen) - 0.5, -0.7), title=result["env_id"])
     ax.set_xlabel("last evaluation: seeds, IQM and its 95 % interval")
     ax.grid(visible=False, axis="y")
     ax.use_sticky_edges = False  # or a bar would begin at the very edge, and its dot be cut
     ax.margins(x=0.08)
+
+
+def draw_result(figure: Figure, result: dict[str, Any]) -> None:
+    """Draw the curves of a stored result, and below them where the seeds end."""
+    rows = 0.9 + 0.35 * len(result["runs"])  # inches
+    figure.set_size_inches(7, 3.6 + rows)
+    curves, ends = figure.subplots(2, 1, height_ratios=[3.6, rows])
+    plot_result(curves, result)
+    curves.legend().remove()
+    figure.legend(loc="outside upper center", ncols=3, fontsize=8)
+    plot_scores(ends, result)
+    ends.set_title("")
 
 
 # %% book/figures.py · The metrics of a run
@@ -480,14 +494,8 @@ def join_results(paths: Sequence[str | Path]) -> dict[str, Any]:
 def plot_results(paths: Sequence[str | Path], out: str | Path) -> Figure:
     """Draw the curves of stored results, their scores below, and write the figure."""
     kind, result = image_kind(out), join_results(paths)
-    rows = 0.9 + 0.35 * len(result["runs"])  # inches
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(7, 3.6 + rows))
-        curves, scores = figure.subplots(2, 1, height_ratios=[3.6, rows])
-        plot_result(curves, result)
-        curves.legend().remove()  # many variants leave no room inside
-        figure.legend(loc="outside upper center", ncols=3, fontsize=8)
-        plot_scores(scores, result)
-        scores.set_title("")
+        figure = Figure()
+        draw_result(figure, result)
         write_whole(out, lambda file: figure.savefig(file, format=kind))
     return figure
