@@ -914,10 +914,8 @@ class DQN(TransitionCollector):
         """Draw several batches at once, and value their successors while the target rests."""
         every = self.config.target_every
         for batches in self.drawn.draw_all(self.replay, count):
-            if every == 1:  # the target never rests
-                yield from batches
-                continue
-            first = 0
+            first = len(batches) if every == 1 else 0  # the target never rests
+            yield from batches[:first]
             while first < len(batches):
                 rest = every - self.updates % every  # updates until the target moves
                 last = min(first + rest, len(batches))

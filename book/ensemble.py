@@ -112,6 +112,13 @@ class Layer(NamedTuple):
 
     matrix: Tensor  # (..., inputs + 1, outputs), the bias as the last row
     weight: Tensor  # (..., inputs, outputs), the same without the bias
+    back: Tensor  # (..., outputs, inputs), for the way back
+
+
+def as_layer(matrix: Tensor) -> Layer:
+    """View a matrix as a layer."""
+    weight = matrix[..., :-1, :]
+    return Layer(matrix, weight, weight.mT)
 
 
 def unpack(weights: Tensor, sizes: Sizes) -> list[Layer]:
@@ -119,7 +126,7 @@ def unpack(weights: Tensor, sizes: Sizes) -> list[Layer]:
     shapes = [(inputs + 1, outputs) for inputs, outputs in sizes]
     parts = weights.split([rows * columns for rows, columns in shapes], dim=-1)
     matrices = [part.unflatten(-1, shape) for part, shape in zip(parts, shapes, strict=True)]
-    return [Layer(matrix, matrix[..., :-1, :]) for matrix in matrices]
+    return [as_layer(matrix) for matrix in matrices]
 
 
 def with_ones(*columns: Tensor) -> Tensor:
@@ -162,7 +169,7 @@ class Room(NamedTuple):
 def make_rooms(layers: list[Layer], batch: int) -> list[Room]:
     """Make room for what all layers but the last put out."""
     rooms = []
-    for matrix, _ in layers[:-1]:
+    for matrix, *_ in layers[:-1]:
         *members, _, width = matrix.shape
         aligned = 16 * math.ceil((width + 1) / 16)  # each row starts where memory is read quickly
         full = matrix.new_ones(*members, batch, aligned)[..., : width + 1]
@@ -236,7 +243,7 @@ def backward_pass(
             multiply(inputs[i].mT, delta, out=slots[i].matrix)
         if i == 0:
             break
-        back, out = layers[i].weight.mT, rooms[i - 1].out
+        back, out = layers[i].back, rooms[i - 1].out
         if delta.shape[-1] == 1:
             delta = shut(back.expand_as(out), out, 0, grad_input=out).mul_(delta)
         else:
@@ -373,7 +380,7 @@ class Views:
         if self.apart:
             return [self.layers[member] for member in members]
         matrices = [layer.matrix[members] for layer in self.layers[0]]
-        return [[Layer(matrix, matrix[..., :-1, :]) for matrix in matrices]]
+        return [[as_layer(matrix) for matrix in matrices]]
 
     def inputs(self, columns: tuple[Tensor, ...], members: int | None = None) -> Tensor:
         """Return the inputs with ones: as they are, or the same for each member."""
@@ -443,10 +450,18 @@ class WeightRows(nn.Module):
 # say, a group can go forward and back before the next one starts, in the same rooms: so `learn` is
 # told how to find the slope from the outputs. `run` and the two kinds of slopes go there and back
 # separately, for all that lies between, and each group has a place of its own. What `run` left is
-# used up by the way back, or lost with the next pass through the same rooms.
+# used up by the way back, or lost with the next pass through the same rooms. A sample whose slope at a
+# member's output is zero needs no way back through it, and where the policy listens to the lower of
+# two critics that is half of them: `input_slopes` takes only the others.
 
 # %%
 #| export
+def pick_rows(rooms: list[Room], rows: Tensor) -> list[Room]:
+    """Copy some rows of a batch out of rooms, for a way back that asks for no weights."""
+    picked = [room.out.index_select(0, rows) for room in rooms]
+    return [Room(part, part) for part in picked]
+
+
 Slope = Callable[[Tensor], Tensor]  # from outputs (..., batch, outputs) to a slope there
 
 
@@ -481,10 +496,18 @@ class Ensemble(WeightRows):
     def input_slopes(self, delta: Tensor, trace: Trace, columns: slice = slice(None)) -> Tensor:
         """Return the slopes (batch, columns) at columns of the inputs, summed over members."""
         views = self.views()
-        weights = [layers[0].weight[..., columns, :].mT for layers in views.layers]
-        reached = zip(views.go_back(delta, trace), weights, strict=True)
-        slopes = [slope @ weight for slope, weight in reached]
-        return sum(slopes[1:], slopes[0]) if views.apart else slopes[0].sum(dim=0)
+        if not views.apart:
+            (delta,) = views.go_back(delta, trace)
+            return (delta @ views.layers[0][0].back[..., columns]).sum(dim=0)
+        total = delta.new_zeros(delta.shape[1], trace.x.shape[1] - 1)[:, columns]
+        for slope, rooms, layers in zip(delta.unbind(), trace.rooms, views.layers, strict=True):
+            rows = slope.any(dim=1).nonzero().squeeze(1)  # where there is anything to take back
+            if len(rows) == len(slope):
+                total += backward_pass(slope, trace.x, rooms, layers) @ layers[0].back[:, columns]
+            else:
+                reached = backward_pass(slope[rows], trace.x, pick_rows(rooms, rows), layers)
+                total.index_add_(0, rows, reached @ layers[0].back[:, columns])
+        return total
 
 # %%
 for widths in ((5, 8, 8, 1), (5, 128, 128, 1)):  # together, and one by one

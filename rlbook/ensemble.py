@@ -11,9 +11,11 @@ __all__ = [
     "Trace",
     "Views",
     "WeightRows",
+    "as_layer",
     "backward_pass",
     "forward_pass",
     "make_rooms",
+    "pick_rows",
     "unpack",
     "with_ones",
 ]
@@ -36,6 +38,13 @@ class Layer(NamedTuple):
 
     matrix: Tensor  # (..., inputs + 1, outputs), the bias as the last row
     weight: Tensor  # (..., inputs, outputs), the same without the bias
+    back: Tensor  # (..., outputs, inputs), for the way back
+
+
+def as_layer(matrix: Tensor) -> Layer:
+    """View a matrix as a layer."""
+    weight = matrix[..., :-1, :]
+    return Layer(matrix, weight, weight.mT)
 
 
 def unpack(weights: Tensor, sizes: Sizes) -> list[Layer]:
@@ -43,7 +52,7 @@ def unpack(weights: Tensor, sizes: Sizes) -> list[Layer]:
     shapes = [(inputs + 1, outputs) for inputs, outputs in sizes]
     parts = weights.split([rows * columns for rows, columns in shapes], dim=-1)
     matrices = [part.unflatten(-1, shape) for part, shape in zip(parts, shapes, strict=True)]
-    return [Layer(matrix, matrix[..., :-1, :]) for matrix in matrices]
+    return [as_layer(matrix) for matrix in matrices]
 
 
 def with_ones(*columns: Tensor) -> Tensor:
@@ -62,7 +71,7 @@ class Room(NamedTuple):
 def make_rooms(layers: list[Layer], batch: int) -> list[Room]:
     """Make room for what all layers but the last put out."""
     rooms = []
-    for matrix, _ in layers[:-1]:
+    for matrix, *_ in layers[:-1]:
         *members, _, width = matrix.shape
         aligned = 16 * math.ceil((width + 1) / 16)  # each row starts where memory is read quickly
         full = matrix.new_ones(*members, batch, aligned)[..., : width + 1]
@@ -98,7 +107,7 @@ def backward_pass(
             multiply(inputs[i].mT, delta, out=slots[i].matrix)
         if i == 0:
             break
-        back, out = layers[i].weight.mT, rooms[i - 1].out
+        back, out = layers[i].back, rooms[i - 1].out
         if delta.shape[-1] == 1:
             delta = shut(back.expand_as(out), out, 0, grad_input=out).mul_(delta)
         else:
@@ -185,7 +194,7 @@ class Views:
         if self.apart:
             return [self.layers[member] for member in members]
         matrices = [layer.matrix[members] for layer in self.layers[0]]
-        return [[Layer(matrix, matrix[..., :-1, :]) for matrix in matrices]]
+        return [[as_layer(matrix) for matrix in matrices]]
 
     def inputs(self, columns: tuple[Tensor, ...], members: int | None = None) -> Tensor:
         """Return the inputs with ones: as they are, or the same for each member."""
@@ -243,6 +252,12 @@ class WeightRows(nn.Module):
         return views.join([forward_pass(x, *each) for each in passes])
 
 
+def pick_rows(rooms: list[Room], rows: Tensor) -> list[Room]:
+    """Copy some rows of a batch out of rooms, for a way back that asks for no weights."""
+    picked = [room.out.index_select(0, rows) for room in rooms]
+    return [Room(part, part) for part in picked]
+
+
 Slope = Callable[[Tensor], Tensor]  # from outputs (..., batch, outputs) to a slope there
 
 
@@ -277,7 +292,15 @@ class Ensemble(WeightRows):
     def input_slopes(self, delta: Tensor, trace: Trace, columns: slice = slice(None)) -> Tensor:
         """Return the slopes (batch, columns) at columns of the inputs, summed over members."""
         views = self.views()
-        weights = [layers[0].weight[..., columns, :].mT for layers in views.layers]
-        reached = zip(views.go_back(delta, trace), weights, strict=True)
-        slopes = [slope @ weight for slope, weight in reached]
-        return sum(slopes[1:], slopes[0]) if views.apart else slopes[0].sum(dim=0)
+        if not views.apart:
+            (delta,) = views.go_back(delta, trace)
+            return (delta @ views.layers[0][0].back[..., columns]).sum(dim=0)
+        total = delta.new_zeros(delta.shape[1], trace.x.shape[1] - 1)[:, columns]
+        for slope, rooms, layers in zip(delta.unbind(), trace.rooms, views.layers, strict=True):
+            rows = slope.any(dim=1).nonzero().squeeze(1)  # where there is anything to take back
+            if len(rows) == len(slope):
+                total += backward_pass(slope, trace.x, rooms, layers) @ layers[0].back[:, columns]
+            else:
+                reached = backward_pass(slope[rows], trace.x, pick_rows(rooms, rows), layers)
+                total.index_add_(0, rows, reached @ layers[0].back[:, columns])
+        return total

@@ -107,10 +107,10 @@ def critic_metrics(q: Tensor, target: Tensor) -> dict[str, float]:
     values, wanted = q.detach().cpu().numpy(), target.cpu().numpy()
     error = values - wanted[:, None]  # (batch, critics)
     return {
-        "loss": float(np.square(error).sum()) / len(error),
-        "q_mean": float(values.mean()),
-        "target_mean": float(wanted.mean()),
-        "td_error_abs": float(np.abs(error).mean()),
+        "loss": float(np.vdot(error, error)) / len(error),
+        "q_mean": float(values.sum()) / values.size,  # quicker than `mean`
+        "target_mean": float(wanted.sum()) / wanted.size,
+        "td_error_abs": float(np.abs(error).sum()) / error.size,
     }
 
 

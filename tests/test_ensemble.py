@@ -53,6 +53,23 @@ def test_members_are_separate_networks(
     assert torch.autograd.gradcheck(EnsembleFunction.apply, passes)
 
 
+@pytest.mark.parametrize("hidden", [(8, 8), (128, 128)])  # together, and one by one
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_samples_without_slope_are_left_out_of_the_way_back(
+    hidden: tuple[int, ...], outputs: int
+) -> None:
+    torch.manual_seed(0)
+    ensemble = Ensemble((5, *hidden, outputs), members=3).double()
+    x = torch.randn(8, 5, dtype=torch.float64, requires_grad=True)
+    theirs = plain(ensemble, x)
+    direction = torch.randn_like(theirs)
+    direction[0, ::2], direction[1] = 0.0, 0.0  # half of the samples, and all of them
+    (expected,) = torch.autograd.grad((theirs * direction).sum(), [x])
+    _, trace = ensemble.run(x.detach())
+    slopes = ensemble.input_slopes(direction, trace, slice(2, 4))
+    torch.testing.assert_close(slopes, expected[:, 2:4])
+
+
 def test_chosen_members_are_rows_of_all() -> None:
     ensemble, x, chosen = Ensemble((3, 8, 2), members=5), torch.randn(4, 3), torch.tensor([3, 0])
     torch.testing.assert_close(ensemble.outputs(x, chosen), ensemble.outputs(x)[chosen])
