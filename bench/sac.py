@@ -21,7 +21,7 @@ HIDDEN, BATCH, STORED = (256, 256), 256, 5_000
 
 def make_rlbook() -> SAC:
     """An agent of this book with random transitions to learn from."""
-    agent = SAC("Pendulum-v1", hidden=HIDDEN, batch_size=BATCH)
+    agent = SAC("Pendulum-v1", hidden=HIDDEN, batch_size=BATCH, warmup_steps=0, eval_every=0)
     agent.replay.add(fill_randomly(np.zeros(STORED, agent.replay.rows.dtype)))
     return agent
 
@@ -29,7 +29,7 @@ def make_rlbook() -> SAC:
 def make_sb3() -> SB3SAC:
     """An agent of Stable-Baselines3 with the same networks, batch and kind of transitions."""
     keywords = {"policy_kwargs": {"net_arch": list(HIDDEN)}, "batch_size": BATCH, "device": "cpu"}
-    agent = SB3SAC("MlpPolicy", "Pendulum-v1", **keywords)
+    agent = SB3SAC("MlpPolicy", "Pendulum-v1", learning_starts=0, **keywords)
     agent.set_logger(configure(None, []))
     generator = np.random.default_rng(0)
     for _ in range(STORED):
@@ -45,7 +45,7 @@ def measure(threads: int, rounds: int, count: int) -> None:
     torch.set_flush_denormal(True)  # as `learn` does, and for all alike
     ours, theirs = make_rlbook(), make_sb3()
     works: dict[str, Callable[[], object]] = {
-        "rlbook": lambda: [ours.update(ours.sample()) for _ in range(count)],
+        "rlbook": lambda: [ours.update(batch) for batch in ours.batches(count)],  # as the loop does
         "stable-baselines3": lambda: theirs.train(gradient_steps=count, batch_size=BATCH),
     }
     times = {name: [x / count for x in values] for name, values in alternate(works, rounds).items()}

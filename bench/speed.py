@@ -347,6 +347,12 @@ def measure_peers(rounds: int) -> dict[str, Any]:
     torch.set_num_threads(2)
     found["sac, two threads"] = compare(works, "rlbook", rounds=rounds, wall=True)
     torch.set_num_threads(1)
+    steps = 20  # each of the environment, followed by an update
+    stretch: dict[str, Work] = {
+        "rlbook": lambda: agent.learn(steps, progress=False),
+        "stable-baselines3": lambda: other.learn(steps, reset_num_timesteps=False),
+    }
+    found["sac, training"] = compare(stretch, "rlbook", rounds=rounds)
     return {"stable-baselines3": stable_baselines3.__version__, **found}
 
 

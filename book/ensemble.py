@@ -183,7 +183,10 @@ def forward_pass(x: Tensor, layers: list[Layer], rooms: list[Room]) -> Tensor:
     for layer, room in zip(layers[:-1], rooms, strict=True):
         multiply(x, layer.matrix, out=room.out).relu_()
         x = room.full
-    return multiply(x, layers[-1].matrix)
+    last = layers[-1].matrix
+    if 1 < last.shape[-1] < 8:  # so few columns are multiplied more quickly when they lie as rows
+        last = last.mT.contiguous().mT
+    return multiply(x, last)
 
 # %%
 x = with_ones(torch.tensor([[0.5, 0.25], [0.5, -1.0]]))
@@ -225,6 +228,9 @@ assert rooms[0].full[0].tolist() == [[0.75, 1.0], [0.0, 1.0]]
 
 # %%
 #| export
+shut = torch.ops.aten.threshold_backward.grad_input  # zero where ReLU was shut
+
+
 def backward_pass(
     delta: Tensor,  # (..., batch, outputs), the slope of the loss at the outputs
     x: Tensor,  # (..., batch, inputs + 1)
@@ -234,11 +240,10 @@ def backward_pass(
 ) -> Tensor:
     """Write slopes of weights into the slots; return those at the first layer; use up the rooms."""
     multiply: Callable[..., Tensor] = torch.mm if delta.ndim == 2 else torch.bmm
-    shut = torch.ops.aten.threshold_backward.grad_input  # zero where ReLU was shut
     inputs, last = [x, *(room.full for room in rooms)], len(layers) - 1
     for i in range(last, -1, -1):
-        if slots and i == last:  # a few columns: quicker as rows
-            multiply(delta.mT, inputs[i], out=slots[i].matrix.mT)
+        if slots and i == last:  # a few columns: again quicker as rows
+            slots[i].matrix.copy_(multiply(delta.mT, inputs[i]).mT)
         elif slots:
             multiply(inputs[i].mT, delta, out=slots[i].matrix)
         if i == 0:

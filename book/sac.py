@@ -201,13 +201,14 @@ LOG_STD = -20.0, 2.0  # the narrowest and the widest bell that the actor may pro
 
 def log_slope(u: Tensor) -> Tensor:
     """Return log(1 - tanh(u)^2), and exactly so where tanh(u) rounds to 1."""
-    return 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))
+    v = -2 * u
+    return torch.add(v + 2 * math.log(2), nn.functional.softplus(v), alpha=-2)
 
 
 def squash(u: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     """Return actions in (-1, 1) for u (batch, actions), and the logs (batch,) of their density."""
-    rarity = torch.addcmul(log_std + 0.5 * math.log(2 * math.pi), noise, noise, value=0.5)
-    return u.tanh(), -(rarity + log_slope(u)).sum(dim=1)  # rarity: minus the log of the bell
+    rarity = torch.addcmul(log_std + log_slope(u), noise, noise, value=0.5).sum(dim=1)
+    return u.tanh(), -0.5 * math.log(2 * math.pi) * u.shape[1] - rarity
 
 
 def squashed_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:

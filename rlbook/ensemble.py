@@ -16,6 +16,7 @@ __all__ = [
     "forward_pass",
     "make_rooms",
     "pick_rows",
+    "shut",
     "unpack",
     "with_ones",
 ]
@@ -85,10 +86,16 @@ def forward_pass(x: Tensor, layers: list[Layer], rooms: list[Room]) -> Tensor:
     for layer, room in zip(layers[:-1], rooms, strict=True):
         multiply(x, layer.matrix, out=room.out).relu_()
         x = room.full
-    return multiply(x, layers[-1].matrix)
+    last = layers[-1].matrix
+    if 1 < last.shape[-1] < 8:  # so few columns are multiplied more quickly when they lie as rows
+        last = last.mT.contiguous().mT
+    return multiply(x, last)
 
 
 # %% book/ensemble.py · Backward
+shut = torch.ops.aten.threshold_backward.grad_input  # zero where ReLU was shut
+
+
 def backward_pass(
     delta: Tensor,  # (..., batch, outputs), the slope of the loss at the outputs
     x: Tensor,  # (..., batch, inputs + 1)
@@ -98,11 +105,10 @@ def backward_pass(
 ) -> Tensor:
     """Write slopes of weights into the slots; return those at the first layer; use up the rooms."""
     multiply: Callable[..., Tensor] = torch.mm if delta.ndim == 2 else torch.bmm
-    shut = torch.ops.aten.threshold_backward.grad_input  # zero where ReLU was shut
     inputs, last = [x, *(room.full for room in rooms)], len(layers) - 1
     for i in range(last, -1, -1):
-        if slots and i == last:  # a few columns: quicker as rows
-            multiply(delta.mT, inputs[i], out=slots[i].matrix.mT)
+        if slots and i == last:  # a few columns: again quicker as rows
+            slots[i].matrix.copy_(multiply(delta.mT, inputs[i]).mT)
         elif slots:
             multiply(inputs[i].mT, delta, out=slots[i].matrix)
         if i == 0:
