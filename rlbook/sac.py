@@ -16,6 +16,7 @@ __all__ = [
     "critic_loss",
     "critic_metrics",
     "critic_slope",
+    "gaussian",
     "log_slope",
     "policy_loss",
     "policy_slopes",
@@ -181,6 +182,12 @@ class Draw:
         return Draw(action, log_prob, spread, self.free[rows:], self.trace.after(rows))
 
 
+def gaussian(outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Read an actor's outputs as mean and log standard deviation (batch, actions)."""
+    mean, log_std = outputs.chunk(2, dim=1)
+    return mean, log_std.clamp(*LOG_STD)
+
+
 class SACModel(nn.Module):
     """An actor that proposes actions in (-1, 1), and critics that value them."""
 
@@ -192,9 +199,8 @@ class SACModel(nn.Module):
         self.critics = Critics(inputs, actions, hidden, num_critics)
 
     def policy(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and log standard deviation (batch, actions) of the Gaussian."""
-        mean, log_std = self.actor.outputs(obs)[0].chunk(2, dim=1)
-        return mean, log_std.clamp(*LOG_STD)
+        """Return mean and log standard deviation of the Gaussian, for autograd."""
+        return gaussian(self.actor.outputs(obs)[0])
 
     def draw(self, obs: Tensor, noise: Tensor) -> Draw:
         """Turn noise (batch, actions) into actions."""
@@ -353,7 +359,7 @@ class ActorCritic(Agent):
         if explore and self.global_step < self.config.warmup_steps:
             return self.scale.to_env(self.generator.uniform(-1, 1, shape)), state
         tensor = torch.as_tensor(obs, dtype=torch.float32, device=self.device)
-        u, log_std = self.model.policy(tensor)
+        u, log_std = gaussian(self.model.actor.values(tensor)[0])
         if explore:
             noise = torch.from_numpy(self.generator.standard_normal(shape, dtype=np.float32))
             u = u + log_std.exp() * noise.to(self.device)
