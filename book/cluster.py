@@ -31,6 +31,7 @@
 import dataclasses
 import logging
 import os
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -61,7 +62,8 @@ folder = Path(tempfile.mkdtemp())
 #
 # Ray is a large package, so it is an extra, and imported only when it is asked for. `ray.init()`
 # connects to the cluster that the variable `RAY_ADDRESS` names, or to one that `ray start` began on
-# this machine, and where there is neither it starts one of all cores here.
+# this machine, and where there is neither it starts one of all cores here. An address at which
+# nobody answers would keep Ray trying for minutes, so `knock` finds that out first.
 
 # %%
 #| export
@@ -81,14 +83,27 @@ def import_ray() -> Any:
 
 # %%
 #| export
+def knock(address: str, seconds: float = 10.0) -> None:
+    """Raise unless somebody answers at `host:port` or `ray://host:port`."""
+    host, _, port = address.rpartition("//")[2].rpartition(":")
+    if not port.isdigit():  # a word that Ray understands, such as `auto`
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise ConnectionError(f"nobody answers at {address}") from error
+
+
 def connect(ray: Any) -> None:
     """Find the cluster, or start one here."""
     if ray.is_initialized():
         return
+    address = os.environ.get("RAY_ADDRESS", "")
     try:
+        knock(address)
         ray.init(logging_level=logging.ERROR, log_to_driver=False)
     except ConnectionError as error:
-        where = os.environ.get("RAY_ADDRESS", "the address that Ray found")
+        where = address or "the address that Ray found"
         raise ValueError(
             f"There is no Ray cluster at {where}: start one with `ray start --head`, or unset "
             "RAY_ADDRESS."

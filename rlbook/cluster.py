@@ -7,6 +7,7 @@ __all__ = [
     "connect",
     "do_item",
     "import_ray",
+    "knock",
     "one_sentence",
     "run_on_ray",
     "why_it_ended",
@@ -16,6 +17,7 @@ __all__ = [
 import dataclasses
 import logging
 import os
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -40,14 +42,27 @@ def import_ray() -> Any:
     return ray
 
 
+def knock(address: str, seconds: float = 10.0) -> None:
+    """Raise unless somebody answers at `host:port` or `ray://host:port`."""
+    host, _, port = address.rpartition("//")[2].rpartition(":")
+    if not port.isdigit():  # a word that Ray understands, such as `auto`
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=seconds).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise ConnectionError(f"nobody answers at {address}") from error
+
+
 def connect(ray: Any) -> None:
     """Find the cluster, or start one here."""
     if ray.is_initialized():
         return
+    address = os.environ.get("RAY_ADDRESS", "")
     try:
+        knock(address)
         ray.init(logging_level=logging.ERROR, log_to_driver=False)
     except ConnectionError as error:
-        where = os.environ.get("RAY_ADDRESS", "the address that Ray found")
+        where = address or "the address that Ray found"
         raise ValueError(
             f"There is no Ray cluster at {where}: start one with `ray start --head`, or unset "
             "RAY_ADDRESS."

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from helpers import TINY
 
-from rlbook.cluster import as_task, connect, import_ray, run_on_ray, why_it_ended
+from rlbook.cluster import as_task, connect, import_ray, knock, run_on_ray, why_it_ended
 from rlbook.progress import Interrupted, RunFailed
 from rlbook.sweep import Item, make_plan, read_outcome, run_item, sweep
 
@@ -132,10 +133,25 @@ def test_a_cluster_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyP
     def init(**keywords: Any) -> None:
         raise ConnectionError("a long story")
 
-    monkeypatch.setenv("RAY_ADDRESS", "somewhere:6379")
+    monkeypatch.setenv("RAY_ADDRESS", "auto")  # a word that only Ray can read
     nowhere = SimpleNamespace(is_initialized=lambda: False, init=init)
-    with pytest.raises(ValueError, match="There is no Ray cluster at somewhere:6379: start one"):
+    with pytest.raises(ValueError, match="There is no Ray cluster at auto: start one"):
         connect(nowhere)
+
+
+@pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://127.0.0.1:{}", "[::1]:{}", "[::1]:9{}"])
+def test_an_address_without_an_answer_is_noticed_at_once(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        knock(f"127.0.0.1:{port}")  # somebody is there
+    monkeypatch.setenv("RAY_ADDRESS", form.format(port))  # and now nobody is
+    started = list[dict[str, Any]]()
+    here = SimpleNamespace(is_initialized=lambda: False, init=lambda **k: started.append(k))
+    with pytest.raises(ValueError, match=r"There is no Ray cluster at .*: start one"):
+        connect(here)
+    assert not started
 
 
 def test_a_task_names_its_directory_in_full() -> None:
