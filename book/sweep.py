@@ -669,16 +669,27 @@ print(summary({"runs": {"one failed": {"final": one_failed}}}))
 #
 # The result is one JSON file with all that a figure needs, and all that a sceptic needs to make it
 # again: every curve, on the one grid of steps at which all seeds were evaluated, and the
-# interquartile mean of the last evaluations with the ends of its interval. Of the settings it
-# stores those that are not at their default.
+# interquartile mean of the last evaluations with the ends of its interval. A variant names the
+# settings that are not at their default. The defaults stand beside it, once an algorithm: when one
+# of them is changed some day, the file still says what was run, and a test can say which results
+# have to be made anew.
 
 # %%
 #| export
+SET_BY_THE_SWEEP = ("seed", "run_dir")
+
+
 def overrides(config: Config) -> dict[str, Any]:
     """Return the settings that are not at their default, without what the sweep sets itself."""
     default = vars(type(config)())
     differing = {name: v for name, v in vars(config).items() if v != default[name]}
-    return {name: v for name, v in differing.items() if name not in ("seed", "run_dir")}
+    return {name: v for name, v in differing.items() if name not in SET_BY_THE_SWEEP}
+
+
+def defaults(algo: str) -> dict[str, Any]:
+    """Return the default settings of an algorithm, without what the sweep sets itself."""
+    own = vars(find_algorithm(algo).config_class())
+    return {name: value for name, value in own.items() if name not in SET_BY_THE_SWEEP}
 
 
 def versions() -> dict[str, str]:
@@ -710,6 +721,7 @@ def collect(plan: Sequence[Item], command: str, seconds: float) -> dict[str, Any
         "versions": versions(),
         "created": datetime.date.today().isoformat(),
         "seconds": short(seconds),
+        "defaults": {algo: defaults(algo) for algo in dict.fromkeys(item.algo for item in plan)},
         "runs": runs,
     }
 

@@ -280,7 +280,8 @@ class R2D2Config(DRQNConfig):
     batch_size: int = setting(16, "Chunks of one update.", low=1)
     n_step: int = setting(5, "Rewards summed before the target bootstraps.", low=1)
     alpha: float = setting(0.6, "Power of a priority; 0 draws uniformly.", low=0)
-    beta: float = setting(0.4, "Power of an importance weight; it rises to 1.", low=0, high=1)
+    beta: float = setting(0.4, "Power of an importance weight at the start.", low=0, high=1)
+    beta_end: float = setting(1.0, "The same at the end of the run.", low=0, high=1)
     eta: float = setting(0.9, "Share of the largest TD error in a priority.", low=0, high=1)
     value_rescaling: bool = setting(False, "Whether values are learned on a squashed scale.")
 
@@ -331,7 +332,7 @@ class PrioritizedDRQN(DRQN):
     def beta(self) -> float:
         """Return the power of the importance weights now."""
         progress = min(1.0, self.global_step / self.config.total_steps)
-        return self.config.beta + (1 - self.config.beta) * progress
+        return self.config.beta + (self.config.beta_end - self.config.beta) * progress
 
     def draw(self, out: DrawnChunks | None) -> PrioritizedChunks:
         """Draw a batch by priority."""

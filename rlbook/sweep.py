@@ -1,6 +1,7 @@
 """Made from book/sweep.py: edit the chapter, then run `rlbook tangle`."""
 
 __all__ = [
+    "SET_BY_THE_SWEEP",
     "TEXT_OR_NUMBERS",
     "Backend",
     "Item",
@@ -17,6 +18,7 @@ __all__ = [
     "check_variants",
     "collect",
     "cores",
+    "defaults",
     "find_backend",
     "follow_parent",
     "grid",
@@ -464,11 +466,20 @@ def summary(result: dict[str, Any]) -> str:
 
 
 # %% book/sweep.py · One small file
+SET_BY_THE_SWEEP = ("seed", "run_dir")
+
+
 def overrides(config: Config) -> dict[str, Any]:
     """Return the settings that are not at their default, without what the sweep sets itself."""
     default = vars(type(config)())
     differing = {name: v for name, v in vars(config).items() if v != default[name]}
-    return {name: v for name, v in differing.items() if name not in ("seed", "run_dir")}
+    return {name: v for name, v in differing.items() if name not in SET_BY_THE_SWEEP}
+
+
+def defaults(algo: str) -> dict[str, Any]:
+    """Return the default settings of an algorithm, without what the sweep sets itself."""
+    own = vars(find_algorithm(algo).config_class())
+    return {name: value for name, value in own.items() if name not in SET_BY_THE_SWEEP}
 
 
 def versions() -> dict[str, str]:
@@ -498,6 +509,7 @@ def collect(plan: Sequence[Item], command: str, seconds: float) -> dict[str, Any
         "versions": versions(),
         "created": datetime.date.today().isoformat(),
         "seconds": short(seconds),
+        "defaults": {algo: defaults(algo) for algo in dict.fromkeys(item.algo for item in plan)},
         "runs": runs,
     }
 

@@ -14,6 +14,7 @@ from rlbook.r2d2 import (
     PrioritizedRecurrentReplayBuffer,
     R2D2Config,
     SumTree,
+    importance_weights,
     r2d2_loss,
     rescale,
     rescale_inverse,
@@ -320,6 +321,14 @@ def test_beta_rises_to_one() -> None:
     for agent.global_step in (0, 500, 1_000, 2_000):
         betas.append(agent.beta())
     assert betas == pytest.approx([0.4, 0.7, 1.0, 1.0])
+
+
+def test_importance_weights_can_be_turned_off() -> None:
+    agent = R2D2("CartPole-v1", total_steps=1_000, beta=0.0, beta_end=0.0)
+    agent.global_step = 700
+    assert agent.beta() == 0.0
+    masses = np.array([3.0, 1.0])
+    assert importance_weights(masses, 4.0, count=2, beta=agent.beta()).tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(

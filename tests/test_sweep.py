@@ -21,6 +21,7 @@ import pytest
 from helpers import CHILDREN, TINY, run_rlbook
 
 from rlbook.cli import main
+from rlbook.dqn import DQNConfig
 from rlbook.envs import mean_interval
 from rlbook.figures import load_result
 from rlbook.progress import RunFailed
@@ -69,10 +70,12 @@ Swept = tuple[Path, dict[str, Any], list[str]]
 def test_the_result_has_the_form_that_figures_read(swept: Swept) -> None:
     folder, result, _ = swept
     assert load_result(folder / "x.json") == json.loads(json.dumps(result))
-    keys = "command algo env_id seeds versions created seconds runs"
+    keys = "command algo env_id seeds versions created seconds defaults runs"
     assert list(result) == keys.split()
     assert result["command"] == "rlbook sweep dqn" and result["seeds"] == [0, 1]
     assert list(result["versions"]) == ["python", "torch", "numpy", "gymnasium", "rlbook"]
+    assert result["defaults"]["dqn"]["gamma"] == DQNConfig().gamma
+    assert not {"seed", "run_dir"} & result["defaults"]["dqn"].keys()
     run = result["runs"]["fast & wide"]
     assert list(run) == ["algo", "settings", "steps", "returns", "final", "seconds", "iqm"]
     assert run["steps"] == [100, 200] and np.shape(run["returns"]) == (2, 2)
