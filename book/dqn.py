@@ -65,12 +65,13 @@ from matplotlib import pyplot as plt
 from rlbook.envs import make_env
 from rlbook.figures import (
     COLORS,
+    draw_parts,
     filmstrip,
     label_curves,
     load_result,
+    made_by,
     plot_heatmap,
     plot_result,
-    plot_scores,
     use_style,
 )
 
@@ -78,13 +79,13 @@ os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # draw without a screen
 use_style()
 
 # %% tags=["hide-input"]
-promise = load_result("results/dqn_cartpole.json")
+promise = load_result("results/dqn_cartpole.json")  # drawn with the 95 % interval of the mean
 figure, ax = plt.subplots(figsize=(6, 3.2))
 plot_result(ax, promise)
 label_curves(ax, "CartPole-v1 with the shipped settings", "return of 20 greedy episodes")
 figure.savefig("_static/dqn_cartpole.png")  # the README shows it
 plt.show()
-print("made by:", promise["command"])
+print(made_by(promise))
 finals = promise["runs"][next(iter(promise["runs"]))]["final"]
 print(f"last evaluation of each of {len(finals)} seeds:", *finals)
 assert min(finals) >= 475
@@ -1042,29 +1043,19 @@ plt.show()
 #
 # One run says little, so here are five seeds each, with one part taken away at a time. *No target
 # network* copies the weights at every update. *No replay* keeps only the last 64 transitions, one
-# batch.
+# batch. *No exploring* plays greedily from the second step on, and the *learning rate that stays* does
+# not fall to zero in the second half.
+#
+# In each panel the whole is blue and what is left without the part is black, mean and 95 % interval.
+# Below, each dot is the last evaluation of a seed, the diamond the mean of the middle three of five
+# (the interquartile mean, IQM), and the bar its 95 % bootstrap interval. [Sweeps](sweep.ipynb)
+# explains both.
 
 # %% tags=["hide-input"]
 ablations = load_result("results/dqn_ablations.json")
-names = list(ablations["runs"])
-figure, axes = plt.subplots(2, 3, figsize=(9, 5), sharex=True, sharey=True)
-for ax, name in zip(axes.flat, names, strict=True):
-    shown = [names[0]] if name == names[0] else [names[0], name]
-    plot_result(ax, ablations, shown)
-    label_curves(ax, name, "return")
-    ax.label_outer()
+draw_parts(plt.figure(), ablations)
 plt.show()
-print("made by:", ablations["command"])
-
-# %% [markdown]
-# Where do they end? Each dot is a seed, the diamond the mean of the middle three of five (the
-# interquartile mean, IQM), and the bar its 95 % bootstrap interval. [Sweeps](sweep.ipynb) explains
-# both.
-
-# %% tags=["hide-input"]
-figure, ax = plt.subplots(figsize=(7, 3.2))
-plot_scores(ax, ablations)
-plt.show()
+print(made_by(ablations))
 
 # %% [markdown]
 # **n-step returns** buy the most by far: without them three seeds of five end below 200. **The

@@ -68,28 +68,30 @@ from matplotlib import pyplot as plt
 
 from rlbook.figures import (
     COLORS,
-    PALETTE,
-    draw_result,
+    draw_parts,
     filmstrip,
     label_curves,
     load_result,
+    made_by,
     plot_band,
-    plot_result,
     use_style,
 )
 from rlbook.settings import find_config, make_config, read_settings
 
 use_style()
+colors = {"with shifts": COLORS["drqv2"], "without shifts": COLORS["reference"]}
 
 # %% tags=["hide-input"]
 promise = load_result("results/drqv2_pendulum_pixels.json")
 figure, ax = plt.subplots(figsize=(6, 3.2))
-plot_result(ax, promise)
+for name, run in promise["runs"].items():  # mean and 95 % interval
+    plot_band(ax, np.array(run["steps"]), np.array(run["returns"]), name, colors[name])
+ax.legend()
 label_curves(ax, "Pendulum from pixels, with the shipped settings", "return of 10 greedy episodes")
 ax.set_xlabel("agent steps (two steps of the pendulum each)")
 figure.savefig("_static/drqv2_pendulum_pixels.png")
 plt.show()
-print("made by:", promise["command"])
+print(made_by(promise))
 for name, run in promise["runs"].items():
     print(f"{name:>15}: last evaluations of the seeds {promise['seeds']}:", *run["final"])
 
@@ -968,13 +970,12 @@ for name, (_, lines, _) in runs.items():
 
 # %% tags=["hide-input"]
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2))
-colors = {"with shifts": COLORS["drqv2"], "without shifts": PALETTE[3]}
 steps = [line["global_step"] for line in runs["with shifts"][1]]
 for name, (_, lines, _) in runs.items():
     left.plot(steps, [line["eval_return_mean"] for line in lines], color=colors[name], label=name)
     losses = [line.get("critic_loss", np.nan) for line in lines]
     right.plot(steps, losses, color=colors[name], label=name)
-left.axhline(47.5, color=COLORS["reference"], ls="--", lw=1, label="straight to the goal")
+left.axhline(47.5, color=COLORS["random"], ls="--", lw=1, label="straight to the goal")
 label_curves(left, "PointReach, one seed", "return of 20 greedy episodes")
 label_curves(right, "how well the critic fits its replay", "TD loss, both critics")
 left.legend(loc="lower right")
@@ -994,11 +995,11 @@ assert shifted_end["critic_loss"] > plain_end["critic_loss"]  # fits worse, acts
 # by without finding out what stays the same when an image moves, and that is just what the actor
 # needs.
 #
-# One seed proves nothing. Here are ten, at the shipped 6,000 steps:
+# One seed proves nothing. Here are ten, at the shipped 6,000 steps, mean and 95 % interval:
 
 # %%
 ten = load_result("results/drqv2_point_reach.json")
-print(ten["command"])
+print(made_by(ten))
 figure, ax = plt.subplots()
 for name, run in ten["runs"].items():
     final = np.array(run["final"])
@@ -1006,7 +1007,7 @@ for name, run in ten["runs"].items():
     print(f"{name:>15}: mean {final.mean():.1f}, seeds from {final.min():.1f} to {final.max():.1f}")
 gains = np.subtract(*(np.array(run["final"]) for run in ten["runs"].values()))
 print(f"the shifts gain {gains.mean():.1f} on average, on each seed at least {gains.min():.2f}")
-ax.axhline(47.5, color=COLORS["reference"], ls="--", lw=1, label="straight to the goal")
+ax.axhline(47.5, color=COLORS["random"], ls="--", lw=1, label="straight to the goal")
 label_curves(ax, "PointReach, ten seeds")
 ax.legend(loc="lower right")
 plt.show()
@@ -1015,20 +1016,23 @@ assert min(ten["runs"]["with shifts"]["final"]) > 35 and gains.min() > 10
 # %% [markdown]
 # Every seed with shifts ends above the best one without. The gap is one of data: in 4,000 steps the
 # agent has seen some 80 goals, and more pictures do some of the work of moved ones, so more data
-# narrows it. Within these 6,000 steps that hardly shows: on average the gap is 18.7 at 4,000 steps and
+# should narrow it. Within these 6,000 steps that hardly shows: on average the gap is 18.7 at 4,000 steps and
 # 18.6 at 6,000. Exercise 2 goes on.
 #
 # ## What each part buys
 #
-# The shifts are one part of five. Here each is taken away alone, PointReach again, five seeds:
+# The shifts are one part of six that a setting can take away. Here each is taken away alone,
+# PointReach again, five seeds, the whole in sky blue and the rest in black, mean and 95 % interval:
 # *1-step returns* instead of 3-step ones, *noise that stays* at 1 instead of falling to 0.1, a target
-# network that copies the critics after every update, and saturated actions that cost nothing.
+# network that copies the critics after every update, saturated actions that cost nothing, and noise in
+# updates that is not clipped. That the critics are two, and that they alone teach the encoder, is
+# built in, and not taken away.
 
 # %% tags=["hide-input"]
 parts = load_result("results/drqv2_parts.json")
-draw_result(plt.figure(), parts)
+draw_parts(plt.figure(), parts, columns=3)
 plt.show()
-print(parts["command"])
+print(made_by(parts))
 
 # %% [markdown]
 # **The shifts** buy almost all there is to buy: without them the seeds end at 15 to 27, with them at 39
@@ -1179,7 +1183,7 @@ assert with_shifts > without_shifts + 200 and with_shifts > -250
 # | noise 1 → 0.1 in 100,000, 500,000 or 2,000,000 steps | in 2,000 or 5,000 | the same |
 # | actor and critic updated every second step | critic every second step or every step, actor half as often (`policy_delay`) | cheaper, and the critic leads |
 # | the critic is updated before the actor asks it | one backward pass for both | cheaper |
-# | no price on saturated actions | $\lambda = 0.01$ | with a large learning rate some seeds end in a corner |
+# | no price on saturated actions | $\lambda = 0.01$ | with a large learning rate a seed may sit in a corner for thousands of steps |
 # | shifts by `grid_sample`, on floats | by windows, on bytes | the same pixels, faster on a CPU |
 # | orthogonal weights everywhere | in the convolutions | the heads are those of earlier chapters |
 # | buffer of 1,000,000 transitions | all that the run sees | |
@@ -1238,7 +1242,7 @@ assert with_shifts > without_shifts + 200 and with_shifts > -250
 #     print("pad", pad, "return", agent.evaluate(20).mean)
 # ```
 #
-# The stored runs above end at 6,000 steps, with a mean gap of 16.5 after 16.7 at 4,000. More goals
+# The stored runs above end at 6,000 steps, with a mean gap of 18.6 after 18.7 at 4,000. More goals
 # and starts do some of the work of moved pictures, so expect less: the augmentation buys data, and
 # what it is worth depends on how much you have. One seed of each is a hint, no proof.
 #

@@ -72,13 +72,13 @@ import matplotlib.pyplot as plt
 from rlbook.envs import make_env
 from rlbook.figures import (
     COLORS,
+    draw_parts,
     filmstrip,
     label_curves,
     load_result,
+    made_by,
     pick_frames,
     plot_band,
-    plot_result,
-    plot_scores,
     use_style,
 )
 from rlbook.settings import find_config, read_settings
@@ -95,15 +95,14 @@ torch.set_num_threads(1)  # small networks: more threads only wait for each othe
 figure, ax = plt.subplots()
 for algo, file in (
     ("dqn", "drqn_masked_cartpole_dqn"),
-    ("drqn", "drqn_masked_cartpole"),
+    ("drqn", "drqn_masked_cartpole_100k"),
     ("r2d2", "r2d2_masked_cartpole_long"),
 ):
     result = load_result(f"results/{file}.json")
     run = result["runs"][algo]
     plot_band(ax, run["steps"], run["returns"], algo.upper(), COLORS[algo])
-    print(result["command"])
+    print(made_by(result))
 label_curves(ax, result["env_id"])
-ax.set_xlim(0, 100_000)
 ax.set_ylim(0, 520)
 ax.legend(loc="lower right", bbox_to_anchor=(1, 0.08))
 plt.show()
@@ -200,8 +199,9 @@ for curve in off.values():
 assert off["from what was stored"][0] < off["from zero"][0]
 
 # %% [markdown]
-# A stored memory is better than none, and both are wrong at first; reading heals both. So let the
-# network read first, and train only on what comes after. That is *burn-in*.
+# A stored memory is better than none, and both are wrong at first. Reading heals both: the stored one
+# within a few steps, the empty one in some thirty. So let the network read first, and train only on
+# what comes after. That is *burn-in*.
 #
 # **Surprise is rare.** The second problem: most chunks teach little. Here are the mean absolute TD
 # errors of the chunks in the buffer.
@@ -958,36 +958,18 @@ plt.show()
 #
 # ## What each part buys
 #
-# Each curve turns one part off, or on, and leaves the rest: 24,000 steps, five seeds, mean and 95 %
-# interval. The parts of replay stand on the left, those of the memory in the middle, those of the
-# target on the right.
+# Each panel changes one part and leaves the rest: 24,000 steps, five seeds, mean and 95 % interval,
+# R2D2 in green and the variant in black. Two belong together and are therefore also changed together:
+# burn-in and overlap, which share eight steps of a chunk. A chunk without burn-in is 32 steps long, as
+# many as are trained with it. *Rescaling instead of the factor* learns squashed values of rewards as
+# they are, where R2D2 here multiplies rewards by 0.1; *rewards as they are* leaves out the factor
+# alone, so the two together tell what the rescaling does.
 
 # %% tags=["hide-input"]
 result = load_result("results/r2d2_masked_cartpole.json")
-replay = ("uniform replay", "mean error as priority", "no overlap")
-memory = ("no burn-in", "empty memory at the start")
-target = ("value rescaling", "1-step returns", "no Double")
-groups = {
-    "what is drawn": ("R2D2", *replay),
-    "where a chunk starts": ("R2D2", *memory),
-    "the target": ("R2D2", *target),
-}
-figure, axes = plt.subplots(1, 3, figsize=(9, 3.8), sharey=True)
-for ax, (title, names) in zip(axes, groups.items(), strict=True):
-    plot_result(ax, result, names)
-    label_curves(ax, title, "undiscounted return" if ax is axes[0] else "")
-    ax.set_ylim(0, 520)
-    ax.legend(loc="lower right", fontsize=7)
+draw_parts(plt.figure(), result)
 plt.show()
-print(result["command"])
-
-# %% [markdown]
-# Overlapping bands hide the seeds, so here is the last evaluation of each.
-
-# %% tags=["hide-input"]
-figure, ax = plt.subplots(figsize=(7, 4.2))
-plot_scores(ax, result)
-plt.show()
+print(made_by(result))
 
 # %% [markdown]
 # What can be said with five seeds, and what cannot. **The stored memory** matters most: if chunks

@@ -8,6 +8,7 @@ __all__ = [
     "Frames",
     "check_frames",
     "choose_runs",
+    "draw_parts",
     "draw_result",
     "filmstrip",
     "frame_delays",
@@ -17,8 +18,11 @@ __all__ = [
     "join_results",
     "label_curves",
     "load_result",
+    "made_by",
     "on_common_grid",
+    "part_colors",
     "pick_frames",
+    "plot_against",
     "plot_band",
     "plot_heatmap",
     "plot_result",
@@ -36,6 +40,7 @@ __all__ = [
 ]
 
 # %% book/figures.py · Figures
+import hashlib
 import json
 import math
 import os
@@ -325,14 +330,22 @@ def plot_result(
     ax.legend()
 
 
+def made_by(result: dict[str, Any]) -> str:
+    """Return the command that made a result, the day, and a hash of the result."""
+    whole = json.dumps(result, sort_keys=True).encode()
+    return f"{result['command']}  # {result['created']}, {hashlib.sha256(whole).hexdigest()[:8]}"
+
+
 def plot_scores(
     ax: Axes,
     result: dict[str, Any],
     variants: Sequence[str] | Mapping[str, str] | None = None,
+    colors: Sequence[str] | None = None,
 ) -> None:
     """Draw the last evaluation of each seed, and their interquartile mean with its interval."""
     chosen = choose_runs(result, variants)
-    for row, (_, color, run) in enumerate(chosen):
+    for row, (_, own, run) in enumerate(chosen):
+        color = colors[row] if colors else own
         middle, low, high = run["iqm"]
         if low is not None:  # one seed says nothing about the spread between seeds
             ax.barh(row, high - low, 0.25, left=low, color=color, alpha=0.3)
@@ -343,7 +356,7 @@ def plot_scores(
         ax.text(*above, number.replace("-", "−"), ha="center", va="bottom", fontsize=8)
     ax.set_yticks(range(len(chosen)), [label for label, _, _ in chosen])
     ax.set(ylim=(len(chosen) - 0.5, -0.7), title=result["env_id"])
-    ax.set_xlabel("last evaluation: seeds, IQM and its 95 % interval")
+    ax.set_xlabel("return of the last evaluation: seeds, IQM and its 95 % interval")
     ax.grid(visible=False, axis="y")
     ax.use_sticky_edges = False  # or a bar would begin at the very edge, and its dot be cut
     ax.margins(x=0.08)
@@ -359,6 +372,46 @@ def draw_result(figure: Figure, result: dict[str, Any]) -> None:
     figure.legend(loc="outside upper center", ncols=3, fontsize=8)
     plot_scores(ends, result)
     ends.set_title("")
+
+
+def plot_against(ax: Axes, result: dict[str, Any], whole: str, part: str) -> None:
+    """Draw a variant beside the whole, which has the colour of its algorithm."""
+    for name, color in zip((whole, part), part_colors(result, 2), strict=True):
+        run = result["runs"][name]
+        plot_band(ax, np.array(run["steps"]), np.array(run["returns"]), name, color)
+    label_curves(ax, ylabel="return")
+    ax.set_title(part, fontsize=9)
+
+
+def part_colors(result: dict[str, Any], count: int) -> list[str]:
+    """Return the colour of the whole, and then one for all parts."""
+    own = COLORS.get(next(iter(result["runs"].values()))["algo"], PALETTE[0])
+    return [own, *[COLORS["reference"]] * (count - 1)]
+
+
+def draw_parts(figure: Figure, result: dict[str, Any], columns: int = 4) -> None:
+    """Draw each variant of a result beside the first, and below them where all seeds end."""
+    whole, *parts = result["runs"]
+    if not parts:
+        raise ValueError("A result of one variant has no parts to compare: use draw_result.")
+    lines = math.ceil(len(parts) / columns)
+    above, below = 0.4 + 1.6 * lines, 0.8 + 0.3 * (1 + len(parts))  # inches
+    figure.set_size_inches(9, above + below)
+    panels, ends = figure.subfigures(2, 1, height_ratios=[above, below], squeeze=False)[:, 0]
+    axes = panels.subplots(lines, columns, sharex=True, sharey=True, squeeze=False)
+    returns = np.concatenate([np.ravel(run["returns"]) for run in result["runs"].values()])
+    margin = 0.05 * float(np.ptp(returns))
+    axes[0, 0].set_ylim(returns.min() - margin, returns.max() + margin)
+    for ax, part in zip(axes.flat, parts, strict=False):
+        plot_against(ax, result, whole, part)
+        ax.label_outer()
+    for i, ax in enumerate(axes.flat[len(parts) :], start=len(parts)):
+        ax.set_visible(False)
+        axes.flat[i - columns].tick_params(labelbottom=True)
+        axes.flat[i - columns].set_xlabel("environment steps")
+    rows = ends.subplots()
+    plot_scores(rows, result, colors=part_colors(result, 1 + len(parts)))
+    rows.set_title("")
 
 
 # %% book/figures.py · The metrics of a run

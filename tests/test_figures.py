@@ -269,6 +269,24 @@ def test_scores_are_seeds_and_their_interquartile_mean(ax: Axes) -> None:
     assert len(alone.lines) == 2 and not alone.patches
 
 
+def test_each_part_stands_beside_the_whole_within_what_was_seen() -> None:
+    parts = {name: {**RUN, "returns": [[0, 0, 0], [1, 1, 1]]} for name in ("a", "b", "c", "d")}
+    figure = Figure()
+    figures.draw_parts(figure, make_result(runs={"default": RUN, **parts}), columns=3)
+    *panels, scores = figure.axes
+    assert [ax.get_title() for ax in panels if ax.get_visible()] == list(parts)
+    for ax in panels[: len(parts)]:
+        own, part = ax.lines
+        assert own.get_color() == figures.COLORS["dqn"] != part.get_color()
+        assert np.array_equal(np.asarray(own.get_ydata()), np.mean(RUN["returns"], axis=0))
+        low, high = ax.get_ylim()  # seeds were between 0 and 5; the bands reach further
+        assert -1 < low < 0 and 5 < high < 6
+    labelled = [ax.get_xlabel() != "" for ax in panels[: len(parts)]]
+    assert labelled == [False, True, True, True]  # each column has its steps below
+    assert [tick.get_text() for tick in scores.get_yticklabels()] == ["default", *parts]
+    message(lambda: figures.draw_parts(Figure(), make_result(runs={"default": RUN})))
+
+
 def test_an_algorithm_keeps_its_colour_among_others(ax: Axes) -> None:
     runs = {"one": RUN, "two": {**RUN, "algo": "sac"}}
     figures.plot_result(ax, make_result(runs=runs))
