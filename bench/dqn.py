@@ -32,8 +32,8 @@ def make_rlbook() -> DQN:
         huber=True,
         max_grad_norm=10.0,
         tau=1.0,
-        target_every=UPDATES,  # once a round, which is all that theirs does (see below)
-        epsilon_steps=8_000,
+        target_every=UPDATES,  # once a round, as theirs (see below)
+        epsilon_steps=1,  # at the floor, where theirs is too once the warm-up is over
         epsilon_floor=0.04,
         eval_every=0,
     )
@@ -51,9 +51,9 @@ def make_sb3() -> SB3DQN:
         buffer_size=100_000,
         learning_starts=WARMUP,
         learning_rate=LR,
-        # Counted in environment steps: 25 copies of the same weights between two rounds of updates,
-        # and none within one.
-        target_update_interval=10,
+        # Counted in environment steps. The Zoo has 10: 25 copies of the same weights between two
+        # rounds of updates. One copy leads to the same weights, and takes less time.
+        target_update_interval=ROUND,
         exploration_fraction=0.16,
         exploration_final_eps=0.04,
         device="cpu",

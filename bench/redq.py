@@ -12,7 +12,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch
-from timing import alternate, fill_randomly
+from products import all_of, redq_products
+from timing import Work, alternate, fill_randomly
 from torch import Tensor, nn
 
 from rlbook.redq import REDQ
@@ -117,33 +118,16 @@ class ListOfNetworks:
             self.update(self.agent.sample())
 
 
-class BareProducts:
-    """The matrix products that an update cannot do without, into memory that is there already."""
+def bare_products(agent: REDQ, updates: int) -> Work:
+    """Return the matrix products of updates, and nothing else."""
+    sizes = agent.model, INPUTS, BATCH, SUBSET
+    critic, both = (all_of(redq_products(*sizes, policy)) for policy in (False, True))
 
-    def __init__(self, members: int) -> None:
-        def product(count: int, rows: int, inner: int, columns: int) -> list[Tensor]:
-            shapes = (count, rows, inner), (count, inner, columns), (count, rows, columns)
-            return [torch.rand(shape) for shape in shapes]
-
-        def network(count: int, inputs: int, outputs: int) -> list[list[Tensor]]:
-            sizes = [(inputs, HIDDEN), (HIDDEN, HIDDEN), (HIDDEN, outputs)]
-            return [product(count, BATCH, *size) for size in sizes]
-
-        x = INPUTS + ACTIONS
-        forward = network(members, x, 1)
-        slopes = [product(members, size, BATCH, HIDDEN) for size in (x, HIDDEN, 1)]
-        back = [product(members, BATCH, 1, HIDDEN), product(members, BATCH, HIDDEN, HIDDEN)]
-        actor = network(1, INPUTS, 2 * ACTIONS)
-        actor_slopes = [product(1, n, BATCH, HIDDEN) for n in (INPUTS, HIDDEN, 2 * ACTIONS)]
-        to_action = [product(members, BATCH, HIDDEN, ACTIONS)]
-        self.critic = [*forward, *slopes, *back, *network(SUBSET, x, 1), *actor]
-        self.policy = [*actor, *forward, *back, *to_action, *actor_slopes, *actor[1:]]
-
-    def run(self, updates: int) -> None:
-        """Multiply as often as these updates do."""
+    def run() -> None:
         for update in range(1, updates + 1):
-            for a, b, out in [*self.critic, *(self.policy if update % DELAY == 0 else [])]:
-                torch.bmm(a, b, out=out)
+            (both if update % DELAY == 0 else critic)()
+
+    return run
 
 
 def main() -> None:
@@ -157,13 +141,13 @@ def main() -> None:
     torch.set_flush_denormal(True)  # as `learn` does, and for all alike
     agent, count = make_agent(10), options.updates
     plain, skipping = ListOfNetworks(agent, skip=False), ListOfNetworks(agent, skip=True)
-    bare = BareProducts(10)
+    bare = bare_products(make_agent(10), count)
     times = alternate(
         {
             "rlbook": lambda: update_agent(agent, count),
             "list of networks": lambda: plain.run(count),
             "list, subset only": lambda: skipping.run(count),
-            "bare products": lambda: bare.run(count),
+            "bare products": bare,
         },
         options.rounds,
     )

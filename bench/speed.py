@@ -2,21 +2,19 @@
 
     python bench/speed.py [--out book/results/speed.json] [--rounds 27] [--only PART ...]
 
-Times are those of the processor, on one thread; where the time goes, and threads, are measured by
-the clock on the wall. Contestants take turns.
+Times are those of the processor, on one thread; where the time goes, two threads, and compiling
+itself are measured by the clock on the wall. Contestants take turns.
 """
 
 import argparse
-import contextlib
 import dataclasses
 import datetime
 import json
 import os
 import platform
-import sys
 import time
-from collections.abc import Callable, Iterator
-from itertools import pairwise
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +22,25 @@ os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"  # compiling is timed as 
 
 import numpy as np
 import torch
-from timing import Work, compare, spread, take_turns
+from clock import measure_step, price_of_looking
+from products import (
+    acting_products,
+    all_of,
+    dqn_products,
+    drqv2_products,
+    lay_out,
+    multiplications,
+    recurrent_products,
+    redq_products,
+    sac_products,
+    sb3_sac_products,
+)
+from timing import Work, compare, fill_randomly, spread, take_turns
 from torch import nn
 
-import rlbook.dqn
-import rlbook.drqn
-import rlbook.ensemble
-import rlbook.run
-import rlbook.sac
+import rlbook
 from rlbook.agent import Agent, algorithms, torch_for_learning
 from rlbook.dqn import MLP, Adam, flatten_parameters, td_loss, td_slope
-from rlbook.drqn import LSTMQNetwork
 from rlbook.ensemble import Ensemble
 from rlbook.envs import make_vector_env
 from rlbook.r2d2 import SumTree
@@ -51,17 +57,23 @@ CONFIGS = {
     "redq": "pendulum",
     "drqv2": "point_reach",
 }
-STEPS = {"dqn": 8_000, "drqn": 4_000, "r2d2": 4_000, "sac": 600, "redq": 60, "drqv2": 300}
+STEPS = {"dqn": 6_000, "drqn": 3_000, "r2d2": 3_000, "sac": 600, "redq": 300, "drqv2": 300}
+NEVER = 1_000_000  # a policy delay that no benchmark reaches
+
+
+def shipped_settings(name: str) -> dict[str, Any]:
+    """Read the settings that an algorithm is shipped with."""
+    path = Path(rlbook.__path__[0]) / "configs" / name / f"{CONFIGS[name]}.yaml"
+    return {k: v for k, v in read_settings(path).items() if k != "algo"}
 
 
 def make_agent(name: str, **changes: Any) -> Agent:
     """Make an agent at its shipped settings, without evaluations and files."""
     agent_class = algorithms()[name]
-    path = Path(rlbook.__path__[0]) / "configs" / name / f"{CONFIGS[name]}.yaml"
-    settings = {k: v for k, v in read_settings(path).items() if k != "algo"}
     quiet = {"eval_every": 0, "warmup_steps": 300}
     known = {field.name for field in dataclasses.fields(agent_class.config_class)}
-    wanted = {k: v for k, v in {**settings, **quiet, **changes}.items() if k in known}
+    settings = {**shipped_settings(name), **quiet, **changes}
+    wanted = {k: v for k, v in settings.items() if k in known}
     return agent_class(config=make_config(agent_class.config_class, wanted))
 
 
@@ -70,224 +82,6 @@ def with_experience(name: str, steps: int = 600, **changes: Any) -> Agent:
     agent = make_agent(name, **{"warmup_steps": steps, **changes})
     agent.learn(steps, progress=False)
     return agent
-
-
-# Where the time goes ------------------------------------------------------------------------------
-
-
-class Clock:
-    """Counts the time of each kind of work; what is inside another is taken out of it."""
-
-    def __init__(self, price: tuple[float, float] = (0.0, 0.0)) -> None:
-        self.spent: dict[str, float] = {}
-        self.stack, self.undo = ["loop"], list[Callable[[], None]]()
-        self.price = price  # seconds that a look at the clock costs the caller, and the called
-        self.last = time.perf_counter()
-
-    def switch(self) -> None:
-        """Book the time since the last switch."""
-        now, label = time.perf_counter(), self.stack[-1]  # no call to the system: the least to pay
-        self.spent[label] = self.spent.get(label, 0.0) + now - self.last
-        self.last = now
-
-    def timed(self, work: Callable[..., Any], label: str) -> Callable[..., Any]:
-        """Return the same function, on the clock; acting and environment count as a whole."""
-
-        def run(*args: Any, **keywords: Any) -> Any:
-            caller = self.stack[-1]
-            if caller in ("acting", "environment", "target", label):
-                return work(*args, **keywords)
-            self.switch()
-            self.stack.append(label)
-            try:
-                return work(*args, **keywords)
-            finally:
-                self.switch()
-                self.stack.pop()
-                self.spent[caller] -= self.price[0]
-                self.spent[label] -= self.price[1]
-
-        return run
-
-    def watch(self, owner: Any, names: str, label: str) -> None:
-        """Put functions of an object, a class or a module on the clock, where they exist."""
-        for name in names.split():
-            if not hasattr(owner, name):
-                continue
-            own, old = name in vars(owner), getattr(owner, name)
-            setattr(owner, name, self.timed(old, label))
-            undo = (lambda n=name, o=old: setattr(owner, n, o)) if own else None
-            self.undo.append(undo or (lambda n=name: delattr(owner, n)))
-
-
-def price_of_looking(count: int = 20_000) -> tuple[float, float]:
-    """Return the seconds that a call on the clock adds to its caller and to itself."""
-    clock = Clock()
-    watched = clock.timed(lambda: None, "called")
-    for _ in range(count):
-        watched()
-    clock.switch()
-    return clock.spent["loop"] / count, clock.spent["called"] / count
-
-
-def watch_loop(clock: Clock, agent: Any) -> None:
-    """Put what the loop calls on the clock, and what of it is the buffer's."""
-    clock.watch(agent, "act", "acting")
-    clock.watch(agent, "observe sample draw", "buffer")
-    clock.watch(agent, "update valued", "update")
-    clock.watch(agent.replay, "update_priorities", "buffer")
-    clock.watch(getattr(agent, "drawn", None), "draw", "buffer")
-
-
-def watch_update(clock: Clock, agent: Any) -> None:
-    """Put the parts of an update on the clock."""
-    module = sys.modules[type(agent).__module__]
-    for owner in {rlbook.dqn, module}:
-        clock.watch(owner, "apply_gradients", "optimiser")
-        clock.watch(owner, "polyak_update", "target")
-    clock.watch(rlbook.ensemble, "forward_pass", "forward")
-    clock.watch(rlbook.ensemble, "backward_pass", "backward")
-    clock.watch(torch.Tensor, "backward", "backward")
-    clock.watch(torch.Tensor, "lerp_", "target")
-    clock.watch(agent.optimizer, "step zero_grad", "optimiser")
-    clock.watch(rlbook.sac, "critic_slope", "update")  # it is called from within a pass
-    parts = [getattr(agent, name, None) for name in ("online", "target", "model")]
-    model = parts[2]
-    parts += [getattr(model, name, None) for name in ("actor", "critics", "critic", "encoder")]
-    for part in parts:
-        clock.watch(part, "forward trace q_values_sequence unroll draw values learn run", "forward")
-        clock.watch(part, "weight_slopes input_slopes actor_slopes", "backward")
-        if isinstance(part, MLP | LSTMQNetwork):
-            clock.watch(part, "backward", "backward")
-
-
-@contextlib.contextmanager
-def on_the_clock(agent: Any, price: tuple[float, float], inside: bool) -> Iterator[Clock]:
-    """Watch all that an agent and its loop do, or look inside its updates, too."""
-    clock = Clock(price)
-    watch_loop(clock, agent)
-    if inside:
-        watch_update(clock, agent)
-    made = rlbook.run.make_vector_env
-
-    def make(*args: Any, **keywords: Any) -> Any:
-        envs = made(*args, **keywords)
-        clock.watch(envs, "step reset", "environment")
-        return envs
-
-    rlbook.run.make_vector_env = make
-    try:
-        yield clock
-    finally:
-        rlbook.run.make_vector_env = made
-        for undo in reversed(clock.undo):
-            undo()
-
-
-def measure_step(agent: Any, steps: int, price: tuple[float, float]) -> dict[str, float]:
-    """Return the microseconds of each kind of work per environment step.
-
-    The parts of an update come from a run of their own, and share out what updates take in a run
-    that does not look inside: so the looking does not make updates seem longer than they are.
-    """
-    runs = []
-    for inside in (False, True):
-        with on_the_clock(agent, price, inside) as clock:
-            agent.learn(steps, progress=False)
-            clock.switch()
-        runs.append({kind: spent / steps * 1e6 for kind, spent in clock.spent.items()})
-    whole, looked = runs
-    update = whole.pop("update")
-    parts = {kind: spent for kind, spent in looked.items() if kind not in whole}
-    parts["loss"] = parts.pop("update")  # what is left of an update
-    total = sum(parts.values())
-    return whole | {kind: update * spent / total for kind, spent in parts.items()}
-
-
-def measure_steps(rounds: int) -> dict[str, Any]:
-    """Return the microseconds of each kind of work per environment step, for each algorithm."""
-    found: dict[str, Any] = {}
-    price = price_of_looking()
-    for name in CONFIGS:
-        agent = with_experience(name)
-        runs = [measure_step(agent, STEPS[name], price) for _ in range(max(3, rounds // 3))]
-        kinds = dict.fromkeys(kind for run in runs for kind in run)
-        times = np.array([[run.get(kind, 0.0) for kind in kinds] for run in runs])
-        shares = times / times.sum(axis=1, keepdims=True)  # a slow run is slow in all its parts
-        found[name] = {
-            "config": CONFIGS[name],
-            "env_id": agent.config.env_id,
-            "num_envs": agent.config.num_envs,
-            "microseconds": {k: spread(column) for k, column in zip(kinds, times.T, strict=True)},
-            "shares": {k: spread(column) for k, column in zip(kinds, shares.T, strict=True)},
-        }
-    return found
-
-
-# Matrix products ----------------------------------------------------------------------------------
-
-
-def product(rows: int, inner: int, columns: int, members: int = 1) -> Work:
-    """Return one product of matrices into memory that is there already."""
-    shapes = (members, rows, inner), (members, inner, columns), (members, rows, columns)
-    if members == 1:
-        shapes = tuple(shape[1:] for shape in shapes)  # type: ignore[assignment]
-    a, b, out = (torch.rand(shape) for shape in shapes)
-    multiply = torch.mm if members == 1 else torch.bmm
-    return lambda: multiply(a, b, out=out)
-
-
-def layer_products(
-    batch: int, widths: tuple[int, ...], members: int = 1, learn: bool = True, inputs: bool = False
-) -> list[Work]:
-    """Return the products of a pass through linear layers and, to learn, of the way back."""
-    works = []
-    for i, (a, b) in enumerate(pairwise(widths)):
-        works.append(product(batch, a, b, members))
-        if learn:
-            works.append(product(a, batch, b, members))
-        if (learn and i) or inputs:
-            works.append(product(batch, b, a, members))
-    return works
-
-
-def lstm_products(time_steps: int, batch: int, inputs: int, units: int, learn: bool) -> list[Work]:
-    """Return the products of an LSTM over a chunk: one a step, the inputs' all at once."""
-    many, gates = time_steps * batch, 4 * units
-    works = [product(many, inputs, gates), *[product(batch, units, gates)] * time_steps]
-    if learn:
-        works += [product(many, gates, inputs), *[product(batch, gates, units)] * time_steps]
-        works += [product(inputs, many, gates), product(units, many, gates)]
-    return works
-
-
-def convolution_products(
-    batch: int, shape: tuple[int, ...], layers: Any, learn: bool
-) -> list[Work]:
-    """Return the products that convolutions are, once their patches are laid out as rows."""
-    works, (channels, height, width) = [], shape
-    for i, (outputs, kernel, stride) in enumerate(layers):
-        height, width = (height - kernel) // stride + 1, (width - kernel) // stride + 1
-        rows, inner = batch * height * width, channels * kernel**2
-        works.append(product(rows, inner, outputs))
-        if learn:
-            works.append(product(inner, rows, outputs))
-            works += [product(rows, outputs, inner)] * (i > 0)
-        channels = outputs
-    return works
-
-
-def all_of(works: list[Work]) -> Work:
-    """Return one function that does all works."""
-
-    def run() -> None:
-        for work in works:
-            work()
-
-    return run
-
-
-# Side by side -------------------------------------------------------------------------------------
 
 
 def updates(agent: Any, count: int = 1) -> Work:
@@ -301,87 +95,142 @@ def updates(agent: Any, count: int = 1) -> Work:
     return run
 
 
+# Where the time goes ------------------------------------------------------------------------------
+
+
+def measure_steps(rounds: int) -> dict[str, Any]:
+    """Return the microseconds of each kind of work per environment step, for each algorithm."""
+    found: dict[str, Any] = {}
+    price, count = price_of_looking(), max(3, rounds // 4)
+    for name in CONFIGS:
+        agent = with_experience(name)
+        runs = [measure_step(agent, STEPS[name], price) for _ in range(count)]
+        kinds = dict.fromkeys(kind for run in runs for kind in run)
+        times = np.array([[run.get(kind, 0.0) for kind in kinds] for run in runs])
+        shares = times / times.sum(axis=1, keepdims=True)  # a slow run is slow in all its parts
+        found[name] = {
+            "config": CONFIGS[name],
+            "env_id": agent.config.env_id,
+            "num_envs": agent.config.num_envs,
+            "runs": count,
+            "steps": STEPS[name],
+            "microseconds": {k: spread(column) for k, column in zip(kinds, times.T, strict=True)},
+            "shares": {k: spread(column) for k, column in zip(kinds, shares.T, strict=True)},
+        }
+    return found
+
+
+# Beside Stable-Baselines3 -------------------------------------------------------------------------
+
+PENDULUM = 3, 1  # numbers seen, and moved
+UPDATES = 10  # of SAC, in one turn of each contestant
+STRETCH = 200  # steps of training SAC, in one turn: enough for the set-up not to count
+
+
+def measure_dqn(rounds: int) -> dict[str, Any]:
+    """Time training DQN on CartPole beside Stable-Baselines3, at the RL Zoo's settings."""
+    import dqn as bench
+
+    ours, theirs = bench.make_rlbook(), bench.make_sb3()
+    ours.learn(2 * bench.WARMUP, progress=False)
+    theirs.learn(2 * bench.WARMUP)
+    steps, count = 8 * bench.ROUND, 8 * bench.UPDATES
+    widths, together = (4, *bench.HIDDEN, 2), 16
+    learning = dqn_products(widths, bench.BATCH, together) * (count // together)
+    works: dict[str, Work] = {
+        "rlbook": lambda: ours.learn(steps, progress=False),
+        "stable-baselines3": lambda: theirs.learn(steps, reset_num_timesteps=False),
+        "matrix products": all_of(learning + acting_products(widths) * steps),
+    }
+    what = f"training, CartPole-v1, {list(bench.HIDDEN)} units, batch {bench.BATCH}"
+    unit = f"ms for {steps:,} steps and {count:,} updates"
+    return {"what": what, "unit": unit, **compare(works, max(3, rounds // 3), calls=1)}
+
+
+def measure_sac_training(rounds: int, **sizes: Any) -> dict[str, Any]:
+    """Time training SAC on Pendulum beside Stable-Baselines3: one step, one update."""
+    import sac as bench
+
+    hidden, batch = tuple(sizes.get("hidden", bench.HIDDEN)), sizes.get("batch_size", bench.BATCH)
+    sizes = {**sizes, "hidden": hidden, "batch_size": batch}
+    ours, theirs = bench.make_rlbook(**sizes), bench.make_sb3(**sizes)
+    inputs, actions = PENDULUM
+    acting = acting_products((inputs, *hidden, 2 * actions))
+    works: dict[str, Work] = {
+        "rlbook": lambda: ours.learn(STRETCH, progress=False),
+        "stable-baselines3": lambda: theirs.learn(STRETCH, reset_num_timesteps=False),
+        "matrix products": all_of(sac_products(*PENDULUM, hidden, batch) + acting, STRETCH),
+    }
+    what = f"training, Pendulum-v1, {list(hidden)} units, batch {batch}"
+    measured = compare(works, max(3, rounds // 3), per=STRETCH, calls=1)
+    return {"what": what, "unit": "ms for a step and an update", **measured}
+
+
+def measure_sac_update(
+    rounds: int, hidden: tuple[int, ...] = (256, 256), threads: int = 1
+) -> dict[str, Any]:
+    """Time one update of SAC beside Stable-Baselines3, on random transitions of Pendulum's size."""
+    import sac as bench
+
+    works = bench.update_works(bench.make_rlbook(hidden), bench.make_sb3(hidden), UPDATES)
+    works["matrix products"] = all_of(sac_products(*PENDULUM, hidden, bench.BATCH), UPDATES)
+    torch.set_num_threads(threads)
+    measured = compare(works, rounds, per=UPDATES, calls=1, wall=threads > 1)
+    torch.set_num_threads(1)
+    what = f"one update, {list(hidden)} units, batch {bench.BATCH}"
+    what += f", {threads} threads, by the clock on the wall" * (threads > 1)
+    return {"what": what, "unit": "ms for an update", **measured}
+
+
 def measure_peers(rounds: int) -> dict[str, Any]:
-    """Time DQN and SAC against Stable-Baselines3, at the same settings."""
-    import dqn as bench_dqn
-    import sac as bench_sac
+    """Time DQN and SAC beside Stable-Baselines3, at the same settings."""
     import stable_baselines3
 
-    ours, theirs, chunk = bench_dqn.make_rlbook(), bench_dqn.make_sb3(), bench_dqn.ROUND * 2
-    ours.learn(2 * bench_dqn.WARMUP, progress=False)
-    theirs.learn(2 * bench_dqn.WARMUP)
-    sizes = (4, *bench_dqn.HIDDEN, 2)
-    passes = [
-        *layer_products(bench_dqn.BATCH, sizes),
-        *layer_products(bench_dqn.BATCH, sizes, learn=False),
-    ]
-    bare = all_of(passes * (bench_dqn.UPDATES * 2))
-    found = {
-        "dqn": compare(
-            {
-                "rlbook": lambda: ours.learn(chunk, progress=False),
-                "stable-baselines3": lambda: theirs.learn(chunk, reset_num_timesteps=False),
-                "matrix products": bare,
-            },
-            "rlbook",
-            rounds=rounds,
-        )
+    shipped = shipped_settings("sac")
+    sizes = {name: shipped[name] for name in ("hidden", "batch_size", "lr", "tau")}
+    return {
+        "stable-baselines3": stable_baselines3.__version__,
+        "dqn": measure_dqn(rounds),
+        "sac, as shipped": measure_sac_training(rounds, **sizes),
+        "sac": measure_sac_update(rounds),
+        "sac, two threads": measure_sac_update(rounds, threads=2),
+        "sac, training": measure_sac_training(rounds),
     }
-    agent, other, batch = bench_sac.make_rlbook(), bench_sac.make_sb3(), bench_sac.BATCH
-    space, hidden = agent.observation_space.shape[0], tuple(bench_sac.HIDDEN)
-    actions = agent.action_space.shape[0]
-    critic, actor = (space + actions, *hidden, 1), (space, *hidden, 2 * actions)
-    passes = [
-        *layer_products(2 * batch, actor, learn=False),
-        *layer_products(batch, critic, 2, learn=False),
-        *layer_products(batch, critic, 2),
-        *layer_products(batch, critic, 2, learn=False, inputs=True),
-        *layer_products(batch, actor)[1:],
-    ]
-    works: dict[str, Work] = {
-        "rlbook": updates(agent),
-        "stable-baselines3": lambda: other.train(gradient_steps=1, batch_size=batch),
-        "matrix products": all_of(passes),
-    }
-    found["sac"] = compare(works, "rlbook", rounds=rounds)
-    torch.set_num_threads(2)
-    found["sac, two threads"] = compare(works, "rlbook", rounds=rounds, wall=True)
-    torch.set_num_threads(1)
-    steps = 20  # each of the environment, followed by an update
-    stretch: dict[str, Work] = {
-        "rlbook": lambda: agent.learn(steps, progress=False),
-        "stable-baselines3": lambda: other.learn(steps, reset_num_timesteps=False),
-    }
-    found["sac, training"] = compare(stretch, "rlbook", rounds=rounds)
-    return {"stable-baselines3": stable_baselines3.__version__, **found}
+
+
+def measure_widths(rounds: int) -> dict[str, Any]:
+    """Time one update of SAC beside Stable-Baselines3 for layers of several widths."""
+    found: dict[str, Any] = {}
+    for units in (32, 64, 128, 256, 512):
+        sizes = *PENDULUM, (units, units), 256
+        counts = {
+            "rlbook": multiplications(sac_products(*sizes)),
+            "stable-baselines3": multiplications(sb3_sac_products(*sizes)),
+        }
+        measured = measure_sac_update(rounds, hidden=(units, units))
+        found[str(units)] = {"multiplications": counts, **measured}
+    return found
+
+
+# Beside bare passes -------------------------------------------------------------------------------
 
 
 def bare_recurrent(agent: Any) -> Work:
-    """Return a forward pass of both networks over a batch and a backward pass of one, no more."""
+    """Return the passes of a recurrent update: burn-in, both networks forward, and one back."""
     batch = agent.sample()
-    start = agent.start(batch)
+    start, burn_in = agent.start(batch), getattr(agent.config, "burn_in", 0)
+    warm, obs = batch.obs[:burn_in], batch.obs[burn_in:]
 
+    def memory(network: Any) -> Any:
+        return network.unroll(warm, start, None)[1] if burn_in else start
+
+    @torch.no_grad()  # as in the update; the network turns it on for its LSTM
     def run() -> None:
-        agent.weights.grad.zero_()
-        with torch.no_grad():
-            agent.target.q_values_sequence(batch.obs, start, None)
-        q = agent.online.q_values_sequence(batch.obs, start, None)
-        q.backward(torch.ones_like(q))
+        q, trace = agent.online.trace(obs, memory(agent.online), None)
+        agent.target.q_values_sequence(obs, memory(agent.target), None)
+        agent.online.backward(trace, torch.ones_like(q))
 
     return run
-
-
-def recurrent_products(agent: Any) -> Work:
-    """Return the matrix products of a recurrent update."""
-    config, steps = agent.config, agent.config.chunk_length + 1
-    encoder = (agent.sight.inputs, *config.hidden)
-    works = []
-    for learn in (True, False):
-        works += layer_products(steps * config.batch_size, encoder, learn=learn)
-        works += lstm_products(steps, config.batch_size, encoder[-1], config.units, learn)
-        head = (config.units, agent.choices)
-        works += layer_products(steps * config.batch_size, head, learn=learn, inputs=learn)
-    return all_of(works)
 
 
 def bare_ensemble(agent: REDQ) -> Work:
@@ -411,52 +260,57 @@ def bare_convolutions(agent: Any) -> Work:
     return run
 
 
+def measure_recurrent(name: str, rounds: int) -> dict[str, Any]:
+    """Time an update of DRQN or R2D2 against its bare passes and products."""
+    agent: Any = with_experience(name)
+    works = {
+        "update": updates(agent),
+        "forward and backward": bare_recurrent(agent),
+        "matrix products": all_of(recurrent_products(agent)),
+    }
+    config = agent.config
+    what = f"{config.batch_size} chunks of {config.chunk_length} steps, {config.units} units"
+    return {"what": what, **compare(works, rounds)}
+
+
+def measure_ensemble(rounds: int) -> dict[str, Any]:
+    """Time an update of ten of REDQ's critics against its bare passes and products."""
+    sizes: dict[str, Any] = {"hidden": [256, 256], "batch_size": 256}
+    sizes |= {"num_critics": 10, "subset_size": 2}
+    agent: Any = with_experience("redq", policy_delay=NEVER, **sizes)
+    inputs, model = agent.observation_space.shape[0], make_agent("redq", **sizes).model
+    works = {
+        "update": updates(agent),
+        "forward and backward": bare_ensemble(agent),
+        "matrix products": all_of(redq_products(model, inputs, 256, 2, policy=False)),
+    }
+    what = "10 critics of [256, 256] units, batch 256, no policy"
+    return {"what": what, **compare(works, rounds)}
+
+
+def measure_pixels(rounds: int) -> dict[str, Any]:
+    """Time an update of DrQ-v2 against its bare convolutions and its products."""
+    agent: Any = with_experience("drqv2")
+    delay = agent.config.policy_delay  # only one of so many updates teaches the actor
+    works = {
+        "update": updates(agent, delay),
+        "bare convolutions": bare_convolutions(agent),
+        "matrix products": all_of(drqv2_products(agent)),
+    }
+    per = {"update": delay, "bare convolutions": 1, "matrix products": delay}
+    shape = agent.observation_space.shape
+    what = f"{agent.config.batch_size} images of {shape[1]} x {shape[2]} pixels"
+    return {"what": what, **compare(works, rounds, per=per)}
+
+
 def measure_bare(rounds: int) -> dict[str, Any]:
     """Time whole updates against bare passes and against their matrix products alone."""
-    found: dict[str, Any] = {}
-    for name in ("drqn", "r2d2"):
-        agent: Any = with_experience(name)
-        works = {
-            "update": updates(agent),
-            "forward and backward": bare_recurrent(agent),
-            "matrix products": recurrent_products(agent),
-        }
-        found[name] = compare(works, "forward and backward", rounds=rounds)
-    redq: Any = with_experience("redq", policy_delay=1_000_000, hidden=[256, 256], batch_size=256)
-    size, inputs = 256, redq.observation_space.shape[0]
-    critic = (inputs + redq.action_space.shape[0], 256, 256, 1)
-    members, subset = redq.config.num_critics, redq.config.subset_size
-    products = [
-        *layer_products(size, critic, members),
-        *layer_products(size, critic, subset, learn=False),
-        *layer_products(size, (inputs, 256, 256, 2 * redq.action_space.shape[0]), learn=False),
-    ]
-    found["redq"] = compare(
-        {
-            "update": updates(redq),
-            "forward and backward": bare_ensemble(redq),
-            "matrix products": all_of(products),
-        },
-        "forward and backward",
-        rounds=rounds,
-    )
-    if "drqv2" in algorithms():
-        from rlbook.drqv2 import ENCODERS
-
-        pixels: Any = with_experience("drqv2")
-        shape, count = pixels.observation_space.shape, pixels.config.batch_size
-        layers = ENCODERS[pixels.config.encoder]
-        products = [w for k in (True, False) for w in convolution_products(count, shape, layers, k)]
-        found["drqv2"] = compare(
-            {
-                "update": updates(pixels),
-                "forward and backward": bare_convolutions(pixels),
-                "matrix products": all_of(products),
-            },
-            "forward and backward",
-            rounds=rounds,
-        )
-    return found
+    return {
+        "drqn": measure_recurrent("drqn", rounds),
+        "r2d2": measure_recurrent("r2d2", rounds),
+        "redq": measure_ensemble(rounds),
+        "drqv2": measure_pixels(rounds),
+    }
 
 
 # One change at a time -----------------------------------------------------------------------------
@@ -493,43 +347,52 @@ def gradient_works(hidden: tuple[int, ...], batch: int) -> dict[str, Work]:
     return {"autograd": autograd, "by hand": by_hand}
 
 
-def ensemble_works(units: int, batch: int, members: int = 10) -> dict[str, Work]:
-    """Return the critics' whole update but for the loss: a list of networks, and one ensemble."""
-    widths, x = (14, units, units, 1), torch.rand(batch, 14)
-    layers = [[nn.Linear(*pair) for pair in pairwise(widths)] for _ in range(members)]
-    networks = [nn.Sequential(*[m for n in net for m in (n, nn.ReLU())][:-1]) for net in layers]
-    optimizers = [torch.optim.Adam(network.parameters(), fused=True) for network in networks]
-    ensemble = Ensemble(widths, members)
-    optimizer = Adam(ensemble.parameters(), lr=1e-3)
+def critics_work(ensembles: list[Ensemble], batch: int) -> Work:
+    """Return the gradients of critics, all in one ensemble or one in each, and a step of Adam."""
+    x = torch.rand(batch, 14)
+    optimizer = Adam([part for each in ensembles for part in each.parameters()], lr=1e-3)
 
-    def one_by_one() -> None:
-        for network in networks:
-            network.zero_grad()
-        torch.stack([network(x).mean() for network in networks]).sum().backward()
-        for part in optimizers:
-            part.step()
-
-    def as_one() -> None:
-        ensemble.learn(lambda out: torch.full_like(out, 1 / batch), x)
+    def run() -> None:
+        for each in ensembles:
+            each.learn(lambda out: torch.full_like(out, 1 / batch), x)
         optimizer.step()
 
-    return {"list of networks": one_by_one, "one ensemble": as_one}
+    return run
+
+
+def ensemble_works(units: int, batch: int) -> dict[str, Work]:
+    """Return the update of ten critics but for its loss: as ten ensembles of one, and as one."""
+    widths = (14, units, units, 1)
+    return {
+        "ten ensembles of one": critics_work([Ensemble(widths, 1) for _ in range(10)], batch),
+        "one of ten critics": critics_work([Ensemble(widths, 10)], batch),
+    }
+
+
+def order_works(units: int, batch: int) -> dict[str, Work]:
+    """Return the same with one ensemble: in batched products, and one critic after the other."""
+    widths = (14, units, units, 1)
+    ways = {"batched products": False, "one after the other": True}
+    return {
+        way: critics_work([lay_out(Ensemble(widths, 10), apart)], batch)
+        for way, apart in ways.items()
+    }
 
 
 def gather_works(capacity: int = 100_000, batch: int = 256) -> dict[str, Work]:
     """Return drawing a batch from arrays, one a field, and from rows that hold all fields."""
     agent: Any = make_agent("sac", buffer_size=capacity)
-    rows, rng = agent.replay.rows, np.random.default_rng(0)
-    columns = {name: np.zeros((capacity, *rows[name].shape[1:]), rows[name].dtype)
-               for name in rows.dtype.names}  # fmt: skip
+    rows, rng = fill_randomly(agent.replay.rows), np.random.default_rng(0)
+    columns = {name: rows[name].copy() for name in rows.dtype.names}
 
     def fields() -> None:
         places = rng.integers(capacity, size=batch)
         for column in columns.values():
-            torch.from_numpy(column[places])
+            torch.from_numpy(column.take(places, axis=0))
 
     def once() -> None:
-        found = rows.take(rng.integers(capacity, size=batch))
+        places = rng.integers(capacity, size=batch)
+        found = rows.take(places, axis=0)
         for name in rows.dtype.names:
             torch.from_numpy(found[name])
 
@@ -577,76 +440,89 @@ def collect_work(num_envs: int, steps: int = 64) -> Work:
     return run
 
 
-def thread_works(widths: tuple[int, ...], members: int, batch: int) -> dict[str, Work]:
-    """Return the same passes, to be timed on one thread and on two."""
-    ensemble, x = Ensemble(widths, members), torch.rand(batch, widths[0])
-    return dict.fromkeys(("1 thread", "2 threads"), lambda: ensemble.learn(torch.ones_like, x))
-
-
 def measure_changes(rounds: int) -> dict[str, Any]:
-    """Time each change alone, against what stood there before."""
-    found = {
-        "fused Adam": compare(
-            {"plain": optimiser_work(False, False), "fused": optimiser_work(False, True)},
-            "fused", rounds=rounds),
-        "weights in one tensor": compare(
-            {"six tensors": optimiser_work(False, True), "one": optimiser_work(True, True)},
-            "one", rounds=rounds),
-        "Adam in one call": compare(
-            {"PyTorch's": optimiser_work(True, True), "ours": optimiser_work(True, True, True)},
-            "ours", rounds=rounds),
-        "gradient by hand": compare(gradient_works((256, 256), 64), "by hand", rounds=rounds),
-        "values of a stretch": compare(stretch_works(), "sixteen at once", rounds=rounds),
-        "ensemble, 256 units": compare(
-            ensemble_works(256, 256), "one ensemble", rounds=rounds
-        ),
-        "ensemble, 32 units": compare(
-            ensemble_works(32, 64), "one ensemble", rounds=rounds
-        ),
-        "gather once": compare(gather_works(), "one row a transition", rounds=rounds),
-        "batches in place": compare(place_works(), "four in place", rounds=rounds),
-        "vector environments": compare(
-            {"1 environment": collect_work(1), "8 environments": collect_work(8)},
-            "8 environments", rounds=rounds),
-    }  # fmt: skip
-    return found
+    """Time each change alone: first what stood there before, then what stands there now."""
+    pairs: dict[str, dict[str, Work]] = {
+        "fused Adam": {
+            "plain": optimiser_work(flat=False, fused=False),
+            "fused": optimiser_work(flat=False, fused=True),
+        },
+        "weights in one tensor": {
+            "six tensors": optimiser_work(flat=False, fused=True),
+            "one": optimiser_work(flat=True, fused=True),
+        },
+        "Adam in one call": {
+            "PyTorch's": optimiser_work(flat=True, fused=True),
+            "ours": optimiser_work(flat=True, fused=True, ours=True),
+        },
+        "gradient by hand": gradient_works((256, 256), 64),
+        "values of a stretch": stretch_works(),
+        "one ensemble, 32 units, batch 64": ensemble_works(32, 64),
+        "one ensemble, 256 units, batch 256": ensemble_works(256, 256),
+        "critic by critic, 256 units, batch 256": order_works(256, 256),
+        "gather once": gather_works(),
+        "batches in place": place_works(),
+        "vector environments": {
+            "1 environment": collect_work(1),
+            "8 environments": collect_work(8),
+        },
+    }
+    return {what: compare(works, rounds) for what, works in pairs.items()}
+
+
+# Threads and compiling ----------------------------------------------------------------------------
 
 
 def measure_threads(rounds: int) -> dict[str, Any]:
     """Time one and two threads by the clock on the wall: on a busy machine this says nothing."""
-    sizes = {"DQN": ((4, 256, 256, 1), 1, 64), "REDQ": ((14, 256, 256, 1), 10, 256)}
-    works = {name: thread_works(*size) for name, size in sizes.items()}
-    found: dict[str, Any] = {"load": [round(load, 2) for load in os.getloadavg()]}
+    sizes = {
+        "1 network of [64, 64] units, batch 64": ((4, 64, 64, 1), 1, 64),
+        "1 network of [256, 256] units, batch 64": ((4, 256, 256, 1), 1, 64),
+        "10 networks of [256, 256] units, batch 256": ((14, 256, 256, 1), 10, 256),
+    }
+    found: dict[str, Any] = {}
+    for name, (widths, members, batch) in sizes.items():
+        ensemble, x = Ensemble(widths, members), torch.rand(batch, widths[0])
 
-    def switch(name: str) -> None:
-        torch.set_num_threads(int(name[0]))
-        works["DQN"][name]()  # threads wake up
+        def work(ensemble: Ensemble = ensemble, x: torch.Tensor = x) -> None:
+            ensemble.learn(torch.ones_like, x)
 
-    for name, pair in works.items():
-        found[name] = compare(pair, "2 threads", rounds=rounds, wall=True, before=switch)
+        def switch(threads: str, work: Work = work) -> None:
+            torch.set_num_threads(int(threads[0]))
+            work()  # threads wake up
+
+        works: dict[str, Work] = dict.fromkeys(("1 thread", "2 threads"), work)
+        found[name] = compare(works, rounds, wall=True, before=switch)
     torch.set_num_threads(1)
     return found
+
+
+def compiled_pair(name: str) -> tuple[Agent, Agent, float]:
+    """Return an agent, the same compiled, and the seconds on the wall that compiling took."""
+    began = time.perf_counter()
+    plain = with_experience(name)
+    between = time.perf_counter()
+    compiled = with_experience(name, compile=True)  # acting compiles, and so do updates
+    for batch in [plain.sample() for _ in range(8)]:
+        compiled.update(batch)
+        compiled.updates += 1
+    return plain, compiled, time.perf_counter() - between - (between - began)
 
 
 def measure_compile(rounds: int) -> dict[str, Any]:
     """Time updates with and without the setting `compile`, and what compiling costs."""
     found: dict[str, Any] = {}
+    torch.compile(lambda x: x.sin() + 1)(torch.ones(8))  # who compiles first imports the compiler
     for name in CONFIGS:
         torch.compiler.reset()  # or one algorithm would find what another has compiled
-        began = time.perf_counter()
-        plain = with_experience(name)
-        between = time.perf_counter()
-        compiled = with_experience(name, compile=True)  # acting compiles, and so do updates
-        for batch in [plain.sample() for _ in range(8)]:
-            compiled.update(batch)
-            compiled.updates += 1
-        extra = time.perf_counter() - between - (between - began)
-        works = {"plain": updates(plain), "compiled": updates(compiled)}
+        plain, compiled, extra = compiled_pair(name)
+        count = getattr(plain.config, "policy_delay", 1)  # one of so many teaches the policy, too
+        works = {"plain": updates(plain, count), "compiled": updates(compiled, count)}
         found[name] = {
             "config": CONFIGS[name],
             "functions": list(plain.compiled),
             "compile_seconds": float(f"{extra:.3g}"),
-            "works": compare(works, "plain", rounds=rounds),
+            **compare(works, rounds, per=count),
         }
     return found
 
@@ -675,42 +551,73 @@ def priority_work(capacity: int, batch: int = 64) -> Work:
     return run
 
 
+def grow(rounds: int, what: str, unit: str, works: dict[int, Work], per: int = 1) -> dict[str, Any]:
+    """Time the same for several sizes."""
+    times = take_turns({str(size): work for size, work in works.items()}, rounds)
+    found = {size: spread(values, 1e3 / per) for size, values in times.items()}
+    return {"what": what, "unit": unit, "turns": rounds, "ms": found}
+
+
 def measure_growth(rounds: int) -> dict[str, Any]:
     """Time what grows with a size: how much longer does ten times as much take?"""
     sizes = (10_000, 100_000, 1_000_000)
-    buffers = {size: filled_replay(size) for size in sizes}
-    families: dict[str, dict[str, Work]] = {
-        "replay, transitions": {str(n): (lambda b=b: b.sample(64)) for n, b in buffers.items()},
-        "priorities, leaves": {str(n): priority_work(n) for n in sizes},
-        "ensemble, critics": {
-            str(n): updates(with_experience("redq", num_critics=n, policy_delay=1_000_000))
-            for n in (2, 5, 10, 20)
-        },
-        "chunk, steps": {
-            str(n): updates(with_experience("drqn", steps=2_000, chunk_length=n, n_step=5))
-            for n in (8, 16, 32, 64)
-        },
+    draws: dict[int, Work] = {n: partial(filled_replay(n).sample, 64) for n in sizes}
+    priorities = {n: priority_work(n) for n in sizes}
+    redq: dict[int, Any] = {
+        n: with_experience("redq", num_critics=n, policy_delay=NEVER) for n in (2, 5, 10, 20)
     }
-    if "drqv2" in algorithms():
-        families["image, pixels a side"] = {
-            str(n): updates(with_experience("drqv2", env_kwargs={"size": n}))
-            for n in (24, 36, 48, 64)
-        }
+    drqn: dict[int, Any] = {
+        n: with_experience("drqn", steps=2_000, chunk_length=n, n_step=5) for n in (8, 16, 32, 64)
+    }
+    pixels: dict[int, Any] = {
+        n * n: with_experience("drqv2", env_kwargs={"size": n}) for n in (24, 36, 48, 64)
+    }
+    ensemble, chunks, images = redq[2].config, drqn[8].config, pixels[24 * 24].config
+    critics = f"REDQ's critics, {list(ensemble.hidden)} units, batch {ensemble.batch_size}"
+    recurrent = f"DRQN, {chunks.batch_size} chunks, {chunks.units} units"
+    delay = images.policy_delay
     return {
-        family: {size: spread(times, 1e3) for size, times in take_turns(works, rounds).items()}
-        for family, works in families.items()
-    }
+        "replay": grow(rounds, "drawing 64 transitions", "transitions stored", draws),
+        "priorities": grow(rounds, "64 draws and new priorities", "leaves of the tree", priorities),
+        "ensemble": grow(rounds, critics, "critics", {n: updates(a) for n, a in redq.items()}),
+        "chunk": grow(rounds, recurrent, "steps", {n: updates(a) for n, a in drqn.items()}),
+        "image": grow(
+            rounds, f"DrQ-v2, batch {images.batch_size}", "pixels of an image",
+            {n: updates(a, delay) for n, a in pixels.items()}, per=delay,
+        ),
+    }  # fmt: skip
 
 
 PARTS: dict[str, Callable[[int], dict[str, Any]]] = {
     "steps": measure_steps,
     "peers": measure_peers,
+    "widths": measure_widths,
     "bare": measure_bare,
     "changes": measure_changes,
     "compile": measure_compile,
     "growth": measure_growth,
     "threads": measure_threads,
 }
+
+
+def processor_name() -> str:
+    """Return what the processor calls itself."""
+    listed = Path("/proc/cpuinfo")
+    lines = listed.read_text().splitlines() if listed.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def circumstances(rounds: int, parts: list[str]) -> dict[str, Any]:
+    """Say with what, when and where a measurement is made."""
+    only = f" --only {' '.join(parts)}" if len(parts) < len(PARTS) else ""
+    return {
+        "command": f"python bench/speed.py --rounds {rounds}{only}",
+        "rounds": rounds,
+        "versions": versions(),
+        "created": datetime.date.today().isoformat(),
+        "machine": {"cores": os.cpu_count(), "processor": processor_name()},
+    }
 
 
 def main() -> None:
@@ -720,21 +627,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=27, help="turns of each contestant")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
     options = parser.parse_args()
-    result = json.loads(options.out.read_text()) if options.out.exists() else {}
-    made = {
-        "command": f"python bench/speed.py --rounds {options.rounds}",
-        "rounds": options.rounds,
-        "versions": versions(),
-        "created": datetime.date.today().isoformat(),
-        "machine": {"cores": os.cpu_count(), "processor": platform.machine()},
-    }
-    if len(options.only) == len(PARTS):
-        result = dict(made)
+    made = circumstances(options.rounds, options.only)
+    later = options.out.exists() and len(options.only) < len(PARTS)
+    result = json.loads(options.out.read_text()) if later else dict(made)
     with torch_for_learning(1):
         for name in options.only:
             began = time.perf_counter()
             result[name] = PARTS[name](options.rounds)
-            if len(options.only) < len(PARTS):  # this part alone was made now
+            if later:  # this part alone was made now
                 result.setdefault("made_later", {})[name] = made
             print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
             write_result(options.out, result)

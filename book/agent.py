@@ -93,7 +93,7 @@ import math
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,7 +128,9 @@ if TYPE_CHECKING:  # the loop is the next chapter: it needs the agent, and `lear
 # - `state` is the memory of a recurrent agent *before* the step, so that a chunk of experience can
 #   be replayed from where it began.
 #
-# Upwards goes an **update result**: the loss of one gradient step and its metrics by name.
+# Upwards goes an **update result**: the loss of one gradient step and its metrics by name. Where
+# several updates follow one step, only the metrics of the last are logged. So an agent may hand over
+# a function in place of the metrics, and they are worked out when they are first read, or never.
 
 # %%
 #| export
@@ -146,12 +148,28 @@ class Transition:
     state: Any  # the memory of a recurrent agent before this step
 
 
+Metrics = dict[str, float]
+
+
 @dataclass(slots=True)
 class UpdateResult:
-    """What one gradient step reports: its loss and named metrics."""
+    """What one gradient step reports: its loss and named metrics, or how to work these out."""
 
     loss: float
-    metrics: dict[str, float]
+    report: Metrics | Callable[[], Metrics]
+
+    @property
+    def metrics(self) -> Metrics:
+        """Return the metrics, which are worked out once."""
+        if not isinstance(self.report, dict):
+            self.report = self.report()
+        return self.report
+
+# %%
+asked = []
+late = UpdateResult(0.5, lambda: asked.append("now") or {"loss": 0.5})
+assert not asked
+assert late.metrics == late.metrics == {"loss": 0.5} and asked == ["now"]
 
 # %% [markdown]
 # ## Which algorithms there are

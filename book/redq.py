@@ -462,11 +462,11 @@ for name, row in stored["runs"].items():
     print(f"{name:>6}: {np.mean(row['seconds']):4.0f} s a run")
 
 # %% [markdown]
-# The updates pay for all of it. With ten per step every seed of REDQ is at −175 or better; with one,
+# The updates pay for all of it. With ten per step every seed of REDQ is at −170 or better; with one,
 # four of the same five are nowhere near. N and M buy nothing that five seeds could show: two critics
-# in place of five, or a target by a single critic without any minimum, end at the same place within the
-# intervals. A task as small as Pendulum stands ten updates per step without an ensemble, so it is
-# no evidence for one.
+# in place of five, a target by a single critic without any minimum, or by the smallest of all five,
+# end at the same place within the intervals. A task as small as Pendulum stands ten updates per step
+# without an ensemble, so it is no evidence for one.
 #
 # ## Do the critics tell the truth?
 #

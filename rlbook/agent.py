@@ -5,6 +5,7 @@ __all__ = [
     "Agent",
     "Algorithm",
     "Learner",
+    "Metrics",
     "Player",
     "Transition",
     "UpdateResult",
@@ -35,7 +36,7 @@ import math
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,12 +74,22 @@ class Transition:
     state: Any  # the memory of a recurrent agent before this step
 
 
+Metrics = dict[str, float]
+
+
 @dataclass(slots=True)
 class UpdateResult:
-    """What one gradient step reports: its loss and named metrics."""
+    """What one gradient step reports: its loss and named metrics, or how to work these out."""
 
     loss: float
-    metrics: dict[str, float]
+    report: Metrics | Callable[[], Metrics]
+
+    @property
+    def metrics(self) -> Metrics:
+        """Return the metrics, which are worked out once."""
+        if not isinstance(self.report, dict):
+            self.report = self.report()
+        return self.report
 
 
 # %% book/agent.py · Which algorithms there are

@@ -8,6 +8,7 @@ __all__ = [
     "QAgent",
     "QLearner",
     "QNetwork",
+    "TDErrors",
     "TransitionCollector",
     "ValuedBatch",
     "apply_gradients",
@@ -34,7 +35,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -180,19 +181,32 @@ def loss_and_slope(td_error: Tensor, huber: bool) -> tuple[Tensor, Tensor]:
     return slope * (td_error - slope / 2), slope
 
 
+class TDErrors(NamedTuple):
+    """What the metrics of an update are made of, each (batch,)."""
+
+    loss: Tensor
+    q: Tensor  # of the actions taken
+    target: Tensor
+    td_error: Tensor
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of `td_loss`."""
+        parts = [self.loss, self.q, self.target, self.td_error.abs()]
+        means = torch.stack(parts).mean(dim=1).tolist()
+        return dict(zip(("loss", "q_mean", "target_mean", "td_error_abs"), means, strict=True))
+
+
 @torch.no_grad()
 def td_slope(
     q: Tensor, action: Tensor, target: Tensor, huber: bool = False
-) -> tuple[Tensor, dict[str, float]]:
-    """Return the gradient (batch, actions) of `td_loss` in the values, and the same metrics."""
+) -> tuple[Tensor, TDErrors]:
+    """Return the gradient (batch, actions) of `td_loss` in the values, and what it is made of."""
     taken = action.unsqueeze(1)
     chosen = q.gather(1, taken).squeeze(1)  # (batch,)
     td_error = chosen - target
     each, slope = loss_and_slope(td_error, huber)
-    means = torch.stack([each, chosen, target, td_error.abs()]).mean(dim=1).tolist()
-    names = ("loss", "q_mean", "target_mean", "td_error_abs")
     gradient = torch.zeros_like(q).scatter_(1, taken, slope.div_(len(q)).unsqueeze(1))
-    return gradient, dict(zip(names, means, strict=True))
+    return gradient, TDErrors(each, chosen, target, td_error)
 
 
 # %% book/dqn.py · The target network
@@ -454,12 +468,12 @@ class QLearner(QAgent):
         next_q, y = (batch.next_q, batch.y) if isinstance(batch, ValuedBatch) else (None, None)
         y = self.td_target(batch, next_q) if y is None else y
         q, inputs = self.online.trace(batch.obs)
-        slope, metrics = td_slope(q, batch.action, y, config.huber)
+        slope, errors = td_slope(q, batch.action, y, config.huber)
         self.online.backward(inputs, slope)
         apply_gradients(self.optimizer, config.lr_now(self.global_step), config.max_grad_norm)
         if (self.updates + 1) % config.target_every == 0:
             self.target_weights.data.lerp_(self.weights.data, config.tau)  # all weights at once
-        return UpdateResult(metrics["loss"], metrics)
+        return UpdateResult(float(errors.loss.mean()), errors.metrics)
 
 
 class TransitionCollector(QLearner):

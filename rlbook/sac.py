@@ -13,6 +13,7 @@ __all__ = [
     "SoftLearner",
     "Temperature",
     "check_bounds",
+    "critic_errors",
     "critic_loss",
     "critic_metrics",
     "critic_slope",
@@ -22,6 +23,7 @@ __all__ = [
     "policy_slopes",
     "sac_loss",
     "sac_target",
+    "squared_error",
     "squash",
     "squashed_sample",
     "temperature_slope",
@@ -104,15 +106,24 @@ def sac_target(
     return reward + discount * ~terminated * next_value
 
 
+def critic_errors(q: Tensor, target: Tensor) -> np.ndarray:
+    """Return q less the target, (batch, critics)."""
+    return q.detach().cpu().numpy() - target.cpu().numpy()[:, None]
+
+
+def squared_error(error: np.ndarray) -> float:
+    """Return the loss of errors (batch, critics)."""
+    return float(np.vdot(error, error)) / len(error)
+
+
 def critic_metrics(q: Tensor, target: Tensor) -> dict[str, float]:
     """Return the loss of q (batch, critics), its mean, that of the target, and their distance."""
-    values, wanted = q.detach().cpu().numpy(), target.cpu().numpy()
-    error = values - wanted[:, None]  # (batch, critics)
+    error = critic_errors(q, target)
     return {
-        "loss": float(np.vdot(error, error)) / len(error),
-        "q_mean": float(values.sum()) / values.size,  # quicker than `mean`
-        "target_mean": float(wanted.sum()) / wanted.size,
-        "td_error_abs": float(np.abs(error).sum()) / error.size,
+        "loss": squared_error(error),
+        "q_mean": float(q.detach().mean()),
+        "target_mean": float(target.mean()),
+        "td_error_abs": float(np.abs(error).mean()),
     }
 
 
@@ -403,19 +414,18 @@ class SoftLearner(ActorCritic):
         next_q = self.target.values(next_obs, draw.action[:size], chosen=self.choose_critics())
         step = batch.reward, batch.discount, batch.terminated
         y = sac_target(*step, next_q.squeeze(2).t(), draw.log_prob[:size], alpha)
-        metrics = self.teach_critics(obs, batch.action, y)
+        q = self.teach_critics(obs, batch.action, y)
         self.model.actor.weights.grad = self.temperature.log_alpha.grad = None  # Adam lets them be
-        if due:
-            metrics |= self.teach_policy(obs, draw.after(size), alpha)
+        policy = self.teach_policy(obs, draw.after(size), alpha) if due else {}
         self.optimizer.step()
         self.target.weights.lerp_(self.model.critics.weights, self.config.tau)
-        return UpdateResult(metrics["loss"], metrics)
+        loss = squared_error(critic_errors(q, y))
+        return UpdateResult(loss, lambda: critic_metrics(q, y) | self.model.opinions(q) | policy)
 
-    def teach_critics(self, obs: Tensor, action: Tensor, y: Tensor) -> dict[str, float]:
-        """Find the gradient of the critics, given their target y (batch,)."""
+    def teach_critics(self, obs: Tensor, action: Tensor, y: Tensor) -> Tensor:
+        """Find the gradient of the critics for their target y (batch,); return what they said."""
         out = self.model.critics.learn(lambda out: critic_slope(out, y), obs, action)
-        q = out.squeeze(2).t()  # (batch, critics)
-        return critic_metrics(q, y) | self.model.opinions(q)
+        return out.squeeze(2).t()  # (batch, critics)
 
     def teach_policy(self, obs: Tensor, draw: Draw, alpha: float) -> dict[str, float]:
         """Find the gradient of the actor and, if it is learned, of the temperature."""

@@ -362,7 +362,7 @@ def test_save_and_load(tmp_path: Path) -> None:
     obs = np.linspace(-1, 1, 5)[:, None]
     np.testing.assert_array_equal(agent.predict(obs)[0], again.predict(obs)[0])
     first, second = agent.update(agent.sample()), again.update(again.sample())
-    assert first == second  # buffer, optimiser, noise and temperature came along
+    assert first.metrics == second.metrics  # buffer, optimiser, noise and temperature came along
 
 
 def crash_at(monkeypatch: pytest.MonkeyPatch, updates: int) -> None:
