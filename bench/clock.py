@@ -20,14 +20,11 @@ from rlbook.drqn import LSTMQNetwork
 Price = tuple[float, float]  # seconds that a look at the clock costs the caller, and the called
 WHOLE = ("acting", "environment", "target")  # nothing is taken out of these
 
-# What an update calls for its metrics alone. A metric without such a call (the square of each TD
-# error, the value in SAC's policy loss) cannot be told from the loss and stays there.
+# What an update itself calls for its metrics alone; others are worked out later. A metric without
+# such a call (the value in SAC's policy loss) cannot be told from the loss and stays there.
 METRICS: dict[str, tuple[tuple[Any, str], ...]] = {
-    "dqn": ((torch.Tensor, "mean __float__"),),
-    "drqn": ((torch, "stack"), (torch.Tensor, "abs mv tolist")),
-    "r2d2": ((torch, "stack"), (torch.Tensor, "mv tolist")),  # `abs` is for its priorities, too
-    "sac": ((rlbook.sac, "critic_errors squared_error"),),
-    "redq": ((rlbook.sac, "critic_errors squared_error"),),
+    "drqn": ((torch, "stack"), (torch.Tensor, "abs mv")),
+    "r2d2": ((torch, "stack"), (torch.Tensor, "mv")),  # `abs` is for its priorities, too
     "drqv2": ((torch.Tensor, "abs __float__"),),
 }
 
@@ -132,7 +129,7 @@ def watch_update(clock: Clock, agent: Any) -> None:
     clock.watch(agent.optimizer, "step zero_grad", "optimiser")
     watch_networks(clock, agent)
     clock.watch(rlbook.sac, "critic_slope", "update")  # it is called from within a pass
-    for owner, names in METRICS[agent.name]:
+    for owner, names in METRICS.get(agent.name, ()):
         clock.watch(owner, names, "metrics", within="update")
 
 

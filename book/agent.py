@@ -128,9 +128,9 @@ if TYPE_CHECKING:  # the loop is the next chapter: it needs the agent, and `lear
 # - `state` is the memory of a recurrent agent *before* the step, so that a chunk of experience can
 #   be replayed from where it began.
 #
-# Upwards goes an **update result**: the loss of one gradient step and its metrics by name. Where
-# several updates follow one step, only the metrics of the last are logged. So an agent may hand over
-# a function in place of the metrics, and they are worked out when they are first read, or never.
+# Upwards goes an **update result**: the metrics of one gradient step by name, its loss among them.
+# Where several updates follow one step, only the metrics of the last are logged. So an agent may hand
+# over a function in place of the metrics, and they are worked out when they are first read, or never.
 
 # %%
 #| export
@@ -153,9 +153,8 @@ Metrics = dict[str, float]
 
 @dataclass(slots=True)
 class UpdateResult:
-    """What one gradient step reports: its loss and named metrics, or how to work these out."""
+    """What one gradient step reports: named metrics, or how to work them out."""
 
-    loss: float
     report: Metrics | Callable[[], Metrics]
 
     @property
@@ -165,11 +164,16 @@ class UpdateResult:
             self.report = self.report()
         return self.report
 
+    @property
+    def loss(self) -> float:
+        """Return the loss that was descended."""
+        return self.metrics["loss"]
+
 # %%
 asked = []
-late = UpdateResult(0.5, lambda: asked.append("now") or {"loss": 0.5})
+late = UpdateResult(lambda: asked.append("now") or {"loss": 0.5, "q_mean": 2.0})
 assert not asked
-assert late.metrics == late.metrics == {"loss": 0.5} and asked == ["now"]
+assert late.loss == 0.5 and late.metrics["q_mean"] == 2.0 and asked == ["now"]
 
 # %% [markdown]
 # ## Which algorithms there are
@@ -355,8 +359,8 @@ def compile_functions(owner: Any, paths: Sequence[str]) -> None:
 # `build` that makes its parts. The loop calls them; `train_step` puts the last three together. What
 # it learns from comes out of `batches`, which calls `sample` for each update, unless an algorithm
 # draws for all of them at once and into the same memory: then only `sample` returns a batch to keep.
-# And `train_step` checks every loss: one that is not a number ruins all weights within one update, so
-# the run must stop before it does more harm.
+# And `train_step` checks the loss of the last update: one that is not a number ruins all weights at
+# once, so every loss after it is not a number either, and the run must stop before it does more harm.
 
 # %%
 #| export
@@ -402,9 +406,11 @@ class Algorithm(ABC):
         for batch in self.batches(self.updates_due()):
             result = self.update(batch)
             self.updates += 1
-            if not math.isfinite(result.loss):
-                raise FloatingPointError(f"the loss of update {self.updates} is {result.loss}")
-        return result.metrics if result else None
+        if result is None:
+            return None
+        if not math.isfinite(result.loss):
+            raise FloatingPointError(f"the loss of update {self.updates} is {result.loss}")
+        return result.metrics
 
 # %% [markdown]
 # ## One observation or many
@@ -695,7 +701,7 @@ class Bandit(Agent):
     def update(self, batch) -> UpdateResult:
         for action, reward in batch:
             self.averages.update(int(action), float(reward))
-        return UpdateResult(0.0, {"loss": 0.0, "q_max": float(self.averages.q.max())})
+        return UpdateResult({"loss": 0.0, "q_max": float(self.averages.q.max())})
 
 
 # %% [markdown]

@@ -828,7 +828,7 @@ class PixelLearner(PixelActorCritic):
         polyak_update(self.target, self.model.critic, self.config.tau)
         values = {name: float(value) for name, value in metrics.items()}
         values |= {"actor_loss": self.last_actor_loss, "actor_updates": self.actor_updates}
-        return UpdateResult(float(loss.detach()), values)
+        return UpdateResult({"loss": float(loss.detach()), **values})
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that learning and its metrics depend on."""

@@ -113,8 +113,9 @@ print(f"R2D2 after {run['steps'][-1]:,} steps: seeds {final}, mean {np.mean(fina
 assert np.mean(final) >= 475 and min(final) >= 400
 
 # %% [markdown]
-# Without memory there is nothing to learn. With it, both agents balance the pole, about equally fast;
-# R2D2 ends a little higher, by less than the bands are wide.
+# Without memory there is nothing to learn. With it, both agents balance the pole. DRQN is ahead for the
+# first 45,000 steps, R2D2 ends a little higher, 488 against 452 on average, both by less than the bands
+# are wide.
 #
 # ## The problem
 #

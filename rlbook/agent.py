@@ -79,9 +79,8 @@ Metrics = dict[str, float]
 
 @dataclass(slots=True)
 class UpdateResult:
-    """What one gradient step reports: its loss and named metrics, or how to work these out."""
+    """What one gradient step reports: named metrics, or how to work them out."""
 
-    loss: float
     report: Metrics | Callable[[], Metrics]
 
     @property
@@ -90,6 +89,11 @@ class UpdateResult:
         if not isinstance(self.report, dict):
             self.report = self.report()
         return self.report
+
+    @property
+    def loss(self) -> float:
+        """Return the loss that was descended."""
+        return self.metrics["loss"]
 
 
 # %% book/agent.py · Which algorithms there are
@@ -241,9 +245,11 @@ class Algorithm(ABC):
         for batch in self.batches(self.updates_due()):
             result = self.update(batch)
             self.updates += 1
-            if not math.isfinite(result.loss):
-                raise FloatingPointError(f"the loss of update {self.updates} is {result.loss}")
-        return result.metrics if result else None
+        if result is None:
+            return None
+        if not math.isfinite(result.loss):
+            raise FloatingPointError(f"the loss of update {self.updates} is {result.loss}")
+        return result.metrics
 
 
 # %% book/agent.py · One observation or many

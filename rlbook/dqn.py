@@ -473,7 +473,7 @@ class QLearner(QAgent):
         apply_gradients(self.optimizer, config.lr_now(self.global_step), config.max_grad_norm)
         if (self.updates + 1) % config.target_every == 0:
             self.target_weights.data.lerp_(self.weights.data, config.tau)  # all weights at once
-        return UpdateResult(float(errors.loss.mean()), errors.metrics)
+        return UpdateResult(errors.metrics)
 
 
 class TransitionCollector(QLearner):

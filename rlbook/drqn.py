@@ -691,8 +691,7 @@ class DRQN(ChunkCollector):
         apply_gradients(self.optimizer, config.lr_now(self.global_step), config.max_grad_norm)
         if (self.updates + 1) % config.target_every == 0:
             self.target_weights.data.lerp_(self.weights.data, config.tau)  # all weights at once
-        values = dict(zip(METRICS, metrics.tolist(), strict=True))
-        return UpdateResult(values["loss"], values)
+        return UpdateResult(lambda: dict(zip(METRICS, metrics.tolist(), strict=True)))
 
 
 def train_drqn(config: DRQNConfig, progress: bool = True) -> RunResult:

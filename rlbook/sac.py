@@ -13,7 +13,6 @@ __all__ = [
     "SoftLearner",
     "Temperature",
     "check_bounds",
-    "critic_errors",
     "critic_loss",
     "critic_metrics",
     "critic_slope",
@@ -23,7 +22,6 @@ __all__ = [
     "policy_slopes",
     "sac_loss",
     "sac_target",
-    "squared_error",
     "squash",
     "squashed_sample",
     "temperature_slope",
@@ -106,24 +104,15 @@ def sac_target(
     return reward + discount * ~terminated * next_value
 
 
-def critic_errors(q: Tensor, target: Tensor) -> np.ndarray:
-    """Return q less the target, (batch, critics)."""
-    return q.detach().cpu().numpy() - target.cpu().numpy()[:, None]
-
-
-def squared_error(error: np.ndarray) -> float:
-    """Return the loss of errors (batch, critics)."""
-    return float(np.vdot(error, error)) / len(error)
-
-
 def critic_metrics(q: Tensor, target: Tensor) -> dict[str, float]:
     """Return the loss of q (batch, critics), its mean, that of the target, and their distance."""
-    error = critic_errors(q, target)
+    values, wanted = q.detach().cpu().numpy(), target.cpu().numpy()
+    error = values - wanted[:, None]  # (batch, critics)
     return {
-        "loss": squared_error(error),
-        "q_mean": float(q.detach().mean()),
-        "target_mean": float(target.mean()),
-        "td_error_abs": float(np.abs(error).mean()),
+        "loss": float(np.vdot(error, error)) / len(error),
+        "q_mean": float(values.sum()) / values.size,  # quicker than `mean`
+        "target_mean": float(wanted.sum()) / wanted.size,
+        "td_error_abs": float(np.abs(error).sum()) / error.size,
     }
 
 
@@ -419,8 +408,7 @@ class SoftLearner(ActorCritic):
         policy = self.teach_policy(obs, draw.after(size), alpha) if due else {}
         self.optimizer.step()
         self.target.weights.lerp_(self.model.critics.weights, self.config.tau)
-        loss = squared_error(critic_errors(q, y))
-        return UpdateResult(loss, lambda: critic_metrics(q, y) | self.model.opinions(q) | policy)
+        return UpdateResult(lambda: critic_metrics(q, y) | self.model.opinions(q) | policy)
 
     def teach_critics(self, obs: Tensor, action: Tensor, y: Tensor) -> Tensor:
         """Find the gradient of the critics for their target y (batch,); return what they said."""

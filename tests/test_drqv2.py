@@ -325,7 +325,7 @@ def test_the_actor_waits_for_its_turn() -> None:
         agent.updates += 1
         same = [torch.equal(*p) for p in zip(before, agent.model.actor_parameters(), strict=True)]
         assert all(same) if turn < 3 else not any(same)
-    names = ["critic_loss", "target_q_mean", "td_error_abs", "actor_loss", "actor_updates"]
+    names = ["loss", "critic_loss", "target_q_mean", "td_error_abs", "actor_loss", "actor_updates"]
     assert list(result.metrics) == names
     assert result.metrics["actor_loss"] == agent.last_actor_loss != 0
 

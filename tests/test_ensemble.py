@@ -23,8 +23,8 @@ def plain(ensemble: Ensemble, x: Tensor) -> Tensor:
     return torch.stack(outputs)
 
 
-@pytest.mark.parametrize("hidden", [(7, 5), (6,), (4, 4, 4), ()])
-@pytest.mark.parametrize("outputs", [1, 3])
+@pytest.mark.parametrize("hidden", [(7, 5), (6,), (4, 4, 4), (), (128,)])
+@pytest.mark.parametrize("outputs", [1, 3, 9])  # as they lie, as rows, as they lie
 @pytest.mark.parametrize("members", [1, 4])
 def test_members_are_separate_networks(
     hidden: tuple[int, ...], outputs: int, members: int
