@@ -495,16 +495,17 @@ for name, row in found["measured"].items():
           f"{bias.mean():6.1f}, largest {bias.max():5.0f}; return {score.mean():4.0f}")
 
 # %% [markdown]
-# At one update per step SAC's critics say too little, on every seed. At twenty they learn faster,
-# and it becomes a gamble: three seeds of five end within 30 of the truth, one at 77 too much, and
-# one runs away to more than 500 above returns of some 200. REDQ's five end between −25 and 53. The
-# means over all points are −37, 51 and 4. The spread within an agent's own states is about the same
-# over all points for REDQ and for SAC at the same number of updates (44 each): what the ensemble
-# takes away here is the running away, not the noise.
+# At one update per step SAC's critics say too little, on every seed and at every point. At twenty they
+# learn faster, and it becomes a gamble: three seeds of five end within 13 of the truth and two at 85 and
+# 95 too much, after one of them was at 224 on the way. REDQ's five end between −43 and 1, and the worst
+# on the way is 148. The means over all points are −37, 22 and −2. The spread within an agent's own
+# states, averaged over all points, is 44 for SAC with twenty updates and 39 for REDQ: what the ensemble
+# takes away here is the overestimation more than the noise. The band of SAC with twenty updates is the
+# widest: with five seeds, an overestimation of none at all lies within it.
 #
-# Scores follow, but loosely: four REDQ agents walk to about 285 and one to 96; SAC with twenty
-# updates is anywhere from 133 to 324; SAC with one is at 42 to 161. Five seeds are few, and the
-# intervals of the last point overlap, because a single seed makes SAC's so wide.
+# Scores follow, but loosely: SAC with one update is at 42 to 171, SAC with twenty at 108 to 316 and REDQ
+# at 215 to 295, but for one seed of each, the same, that has learned to hop on: 1016 and 1349. That one
+# makes the bands as wide as they are, and those of the two with twenty updates overlap almost wholly.
 #
 # ## Hopper
 #
