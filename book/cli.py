@@ -298,6 +298,8 @@ def parse_training(
     agent_class = find_algorithm(algo)
     add_flags(flags, agent_class.config_class)
     options = parser.parse(arguments)
+    if options.algo not in (None, algo):
+        raise ValueError(f"The config is for {algo!r}, not for {options.algo!r}: name one of them.")
     typed = flag_settings(options, agent_class.config_class)
     return agent_class, {**settings, **typed}, options
 
@@ -601,15 +603,17 @@ def sweep_command(parser: Parser, arguments: list[str]) -> int:
     agent_class, settings, options = parse_training(parser, arguments)
     from rlbook.sweep import grid, sweep
 
-    variants = settings.pop("variants", None)
+    variants = settings.pop("variants") or {} if "variants" in settings else None
     if options.vary and variants is not None:
         raise ValueError("The config file has `variants` already: leave out --vary.")
     first = Config(seed=settings.pop("seed", 0)).seed
     stored = settings.pop("seeds", 5)
     seeds = options.seeds or stored  # a flag counts more than the file
-    if isinstance(seeds, int):
+    if type(seeds) is int:  # a truth value is not a number of seeds
+        if seeds > 10_000:
+            raise ValueError(f"A sweep of {seeds:,} seeds would never end: take 10,000 at most.")
         seeds = list(range(first, first + seeds))
-    directory = settings.pop("run_dir", None)
+    directory = Config(run_dir=settings.pop("run_dir", None)).run_dir
     sweep(
         agent_class.name,
         settings,

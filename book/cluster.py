@@ -31,19 +31,20 @@
 import dataclasses
 import logging
 import os
+import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlbook.progress import RunFailed, catch_signals
+from rlbook.progress import Interrupted, RunFailed, catch_signals
 from rlbook.sweep import Item, Outcome, Report, read_outcome, run_item
 
 # %%
 import contextlib
 import subprocess
-import tempfile
 
 from rlbook.figures import load_result
 
@@ -63,7 +64,8 @@ folder = Path(tempfile.mkdtemp())
 # Ray is a large package, so it is an extra, and imported only when it is asked for. `ray.init()`
 # connects to the cluster that the variable `RAY_ADDRESS` names, or to one that `ray start` began on
 # this machine, and where there is neither it starts one of all cores here. An address at which
-# nobody answers would keep Ray trying for minutes, so `knock` finds that out first.
+# nobody answers would keep Ray trying for minutes, so `knock` finds that out first: of an address that
+# you gave, which is then a mistake, and of a cluster that has died and left its address behind.
 
 # %%
 #| export
@@ -94,6 +96,16 @@ def knock(address: str, seconds: float = 10.0) -> None:
         raise ConnectionError(f"nobody answers at {address}") from error
 
 
+def still_there() -> bool:
+    """Say whether the cluster that `ray start` began on this machine still answers."""
+    folder = os.environ.get("RAY_TMPDIR", tempfile.gettempdir())
+    try:
+        knock(Path(folder, "ray", "ray_current_cluster").read_text().strip(), seconds=2.0)
+    except OSError:  # no such file, or nobody at its address
+        return False
+    return True
+
+
 def connect(ray: Any) -> None:
     """Find the cluster, or start one here."""
     if ray.is_initialized():
@@ -101,7 +113,8 @@ def connect(ray: Any) -> None:
     address = os.environ.get("RAY_ADDRESS", "")
     try:
         knock(address)
-        ray.init(logging_level=logging.ERROR, log_to_driver=False)
+        own = None if address or still_there() else "local"
+        ray.init(address=own, logging_level=logging.ERROR, log_to_driver=False)
     except ConnectionError as error:
         where = address or "the address that Ray found"
         raise ValueError(
@@ -124,7 +137,12 @@ def do_item(fields: dict[str, Any], directory: str) -> Outcome:
     """Do one run in a worker of Ray, or what an earlier worker left of it."""
     if directory not in sys.path:
         sys.path.append(directory)
-    return run_item(Item(**fields))
+    try:
+        return run_item(Item(**fields))
+    except Interrupted as stopped:
+        if stopped.signal_number == signal.SIGTERM:
+            os._exit(1)  # the worker is taken away: Ray does the task again
+        raise
 
 
 def as_task(item: Item) -> dict[str, Any]:
@@ -142,7 +160,8 @@ def one_sentence(error: Exception) -> str:
 # %% [markdown]
 # Two kinds of failure need two answers. A worker that **dies**, because its machine was taken away
 # or its memory ran out, says nothing about the run, and the task is done again, `RETRIES` times at
-# most. A run that **raises**, because a loss is not finite, would raise again: it is the result, and
+# most. (So that SIGTERM, with which machines are taken away, counts as dying and not as Ctrl-C, the
+# worker leaves at once after its checkpoint.) A run that **raises**, because a loss is not finite, would raise again: it is the result, and
 # the sweep reports it. Ray's `max_retries` makes that very difference.
 #
 # On Ctrl-C the tasks are cancelled, which reaches a run as Ctrl-C does: it writes a checkpoint and

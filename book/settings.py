@@ -482,10 +482,10 @@ def parse_yaml(text: str, source: str) -> Any:
     """Read YAML, or say in which line of `source` it is broken."""
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date of month 99, say
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         where = f", line {mark.line + 1}" if mark else ""
-        reason = problem or "it holds characters that YAML does not allow"
+        reason = problem or "it holds something that YAML does not allow"
         raise ValueError(f"{source} is not valid YAML{where}: {reason}.") from error
 
 

@@ -10,6 +10,7 @@ __all__ = [
     "knock",
     "one_sentence",
     "run_on_ray",
+    "still_there",
     "why_it_ended",
 ]
 
@@ -17,13 +18,15 @@ __all__ = [
 import dataclasses
 import logging
 import os
+import signal
 import socket
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlbook.progress import RunFailed, catch_signals
+from rlbook.progress import Interrupted, RunFailed, catch_signals
 from rlbook.sweep import Item, Outcome, Report, read_outcome, run_item
 
 
@@ -53,6 +56,16 @@ def knock(address: str, seconds: float = 10.0) -> None:
         raise ConnectionError(f"nobody answers at {address}") from error
 
 
+def still_there() -> bool:
+    """Say whether the cluster that `ray start` began on this machine still answers."""
+    folder = os.environ.get("RAY_TMPDIR", tempfile.gettempdir())
+    try:
+        knock(Path(folder, "ray", "ray_current_cluster").read_text().strip(), seconds=2.0)
+    except OSError:  # no such file, or nobody at its address
+        return False
+    return True
+
+
 def connect(ray: Any) -> None:
     """Find the cluster, or start one here."""
     if ray.is_initialized():
@@ -60,7 +73,8 @@ def connect(ray: Any) -> None:
     address = os.environ.get("RAY_ADDRESS", "")
     try:
         knock(address)
-        ray.init(logging_level=logging.ERROR, log_to_driver=False)
+        own = None if address or still_there() else "local"
+        ray.init(address=own, logging_level=logging.ERROR, log_to_driver=False)
     except ConnectionError as error:
         where = address or "the address that Ray found"
         raise ValueError(
@@ -74,7 +88,12 @@ def do_item(fields: dict[str, Any], directory: str) -> Outcome:
     """Do one run in a worker of Ray, or what an earlier worker left of it."""
     if directory not in sys.path:
         sys.path.append(directory)
-    return run_item(Item(**fields))
+    try:
+        return run_item(Item(**fields))
+    except Interrupted as stopped:
+        if stopped.signal_number == signal.SIGTERM:
+            os._exit(1)  # the worker is taken away: Ray does the task again
+        raise
 
 
 def as_task(item: Item) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """Made from book/sweep.py: edit the chapter, then run `rlbook tangle`."""
 
 __all__ = [
+    "NOTE",
+    "PATIENCE",
     "SET_BY_THE_SWEEP",
     "TEXT_OR_NUMBERS",
     "Backend",
@@ -11,11 +13,13 @@ __all__ = [
     "Workers",
     "alone",
     "as_line",
+    "check_keys",
     "check_out",
     "check_plan",
     "check_same",
     "check_seeds",
     "check_variants",
+    "check_writable",
     "collect",
     "cores",
     "defaults",
@@ -26,6 +30,7 @@ __all__ = [
     "last_step",
     "last_words",
     "make_plan",
+    "outcome_of",
     "overrides",
     "plain",
     "read_note",
@@ -52,6 +57,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -144,6 +150,7 @@ def make_plan(
     for name, every in zip(algos, whole, strict=True):
         check_names(find_algorithm(name).config_class, every)
     folders = [re.sub(r"[^\w.=]+", "-", name).strip("-.") or "variant" for name in variants]
+    folders = [f"{folder}_" if folder.endswith(".json") else folder for folder in folders]
     if len(set(folders)) < len(folders):
         folders = [f"{i}-{folder}" for i, folder in enumerate(folders)]
     plan = []
@@ -159,7 +166,7 @@ def check_plan(plan: Sequence[Item]) -> None:
     tried: list[tuple[str, dict[str, Any]]] = []
     for item in plan:
         config = item.config()
-        plain(item.settings)
+        check_keys(item.settings)
         if config.eval_every == 0:
             raise ValueError("A sweep compares evaluations: 'eval_every' must be above 0.")
         if (item.algo, item.settings) not in tried:
@@ -182,11 +189,22 @@ def check_same(stored: dict[str, Any], item: Item) -> None:
             )
 
 
+def check_keys(value: Any) -> None:
+    """Raise unless settings survive the way through a file, where keys are texts."""
+    if isinstance(value, dict):
+        plain(value)
+        if not all(isinstance(key, str) for key in value):
+            raise ValueError("A sweep needs settings whose mappings have texts as keys.")
+    for part in value.values() if isinstance(value, dict) else value:
+        if isinstance(part, dict | list | tuple):
+            check_keys(part)
+
+
 def plain(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings as they come back from a file, where a tuple is a list."""
     try:
         return dict(json.loads(json.dumps(settings)))
-    except TypeError:
+    except (TypeError, ValueError, RecursionError):
         raise ValueError(
             "A sweep needs settings that a file can hold: numbers, texts, lists and mappings."
         ) from None
@@ -209,27 +227,46 @@ def short(number: float) -> float:
 
 def read_outcome(run_dir: str | Path) -> Outcome | None:
     """Read what a finished run left; None if it is not finished."""
-    note = read_note(run_dir)
-    if not note.get("finished"):
+    note, folder = read_note(run_dir), Path(run_dir)
+    if not note.get("finished") or not (folder / "config.yaml").exists():
         return None
-    lines = [line for line in RunDirectory(run_dir).read_metrics() if "eval_return_mean" in line]
-    returns = [short(line["eval_return_mean"]) for line in lines]
-    return Outcome([int(line["global_step"]) for line in lines], returns, short(note["seconds"]))
+    try:
+        lines = [line for line in RunDirectory(folder).read_metrics() if "eval_return_mean" in line]
+        returns = [short(line["eval_return_mean"]) for line in lines]
+        steps = [int(line["global_step"]) for line in lines]
+    except (OSError, ValueError, KeyError, TypeError):
+        steps = []
+    if not steps:
+        raise ValueError(f"{folder}/metrics.jsonl is damaged: delete {folder} to do it again.")
+    return Outcome(steps, returns, short(note["seconds"]))
+
+
+def outcome_of(item: Item) -> Outcome | None:
+    """Read what a run of the plan left, and refuse that of a run with other settings."""
+    path = Path(item.run_dir) / "config.yaml"
+    if path.exists():
+        check_same(read_settings(path), item)
+    return read_outcome(item.run_dir)
+
+
+NOTE = "sweep.json"
 
 
 def read_note(folder: str | Path) -> dict[str, Any]:
     """Read the sweep's own note beside a run, or above all: its seconds, and if it is finished."""
-    path = Path(folder) / "sweep.json"
+    path = Path(folder) / NOTE
     try:
-        return dict(json.loads(path.read_text()))
+        note = json.loads(path.read_text())
     except (OSError, ValueError):
-        return {"seconds": 0.0}
+        note = None
+    sound = isinstance(note, dict) and type(note.get("seconds")) in (int, float)
+    return note if sound else {"seconds": 0.0}
 
 
 def write_note(folder: str | Path, note: dict[str, Any]) -> None:
     """Write the note in one step."""
-    path = Path(folder) / "sweep.json"
-    temporary = path.with_suffix(".tmp")
+    path = Path(folder) / NOTE
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
     temporary.write_text(json.dumps(note))
     os.replace(temporary, path)
 
@@ -250,7 +287,7 @@ def run_item(item: Item) -> Outcome:
     """Do one run, or what is left of it: begin, go on from its checkpoint, or only read it."""
     folder = Path(item.run_dir)
     with alone(folder):
-        outcome = read_outcome(folder)
+        outcome = outcome_of(item)
         if outcome is not None:
             return outcome
         note, began, finished = read_note(folder), time.perf_counter(), False
@@ -269,13 +306,18 @@ def run_item(item: Item) -> Outcome:
 
 
 # %% book/sweep.py · A process for each run
+PATIENCE = 60.0  # seconds in which a run has to write its checkpoint and end
+
+
 def follow_parent() -> None:
-    """Stop this process with SIGTERM when the other end of its stdin goes away."""
+    """Stop this process when the other end of its stdin goes away: SIGTERM, then SIGKILL."""
 
     def watch() -> None:
         while os.read(0, 1):
             pass
         os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(PATIENCE)  # an environment may hang
+        os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=watch, daemon=True).start()
 
@@ -283,6 +325,7 @@ def follow_parent() -> None:
 def worker(text: str) -> int:
     """Do the run that is described in JSON; the exit code says how it went."""
     follow_parent()
+    sys.path.append(os.getcwd())  # last, as the command line has it: an environment may be there
     try:
         run_item(Item(**json.loads(text)))
     except Interrupted as stopped:
@@ -304,7 +347,7 @@ class Workers:
         Path(item.run_dir).mkdir(parents=True, exist_ok=True)
         with open(Path(item.run_dir) / "log.txt", "w") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "rlbook.sweep", json.dumps(dataclasses.asdict(item))],
+                [sys.executable, "-P", "-m", "rlbook.sweep", json.dumps(dataclasses.asdict(item))],
                 stdin=subprocess.PIPE,  # closes when this process ends, however it ends
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -318,7 +361,7 @@ class Workers:
         ended = [process for process in self.running if process.poll() is not None]
         return [(self.running.pop(process), process.returncode) for process in ended]
 
-    def stop(self, patience: float = 60.0) -> None:
+    def stop(self, patience: float = PATIENCE) -> None:
         """Let every process write its checkpoint and end."""
         for process in self.running:
             assert process.stdin is not None
@@ -338,7 +381,9 @@ def cores() -> int:
 
 
 def last_words(item: Item, code: int) -> str:
-    """Say why a process failed, in the last line that it printed."""
+    """Say why a process failed: the signal that ended it, or the last line that it printed."""
+    if code < 0:
+        return f"its process was ended by {signal.Signals(-code).name}"
     lines = (Path(item.run_dir) / "log.txt").read_text(errors="replace").split("\n")
     said = [line.strip() for line in lines if line.strip()]
     return said[-1] if said else f"its process ended with code {code}"
@@ -362,7 +407,7 @@ class Report:
     def __init__(self, plan: Sequence[Item], say: Callable[[str], None]) -> None:
         self.plan, self.say, self.failed = plan, say, list[Item]()
         self.sizes = {item.run_dir: item.config().total_steps for item in plan}
-        self.waiting = [item for item in plan if read_outcome(item.run_dir) is None]
+        self.waiting = [item for item in plan if outcome_of(item) is None]
         self.ended = {item.run_dir for item in plan} - {item.run_dir for item in self.waiting}
         if self.ended:
             say(f"{len(self.ended)} of {len(plan)} runs are finished already.")
@@ -382,7 +427,10 @@ class Report:
     def end(self, item: Item, why: str) -> None:
         """Say how a run ended; `why` counts only if it left no result."""
         self.ended.add(item.run_dir)
-        outcome = read_outcome(item.run_dir)
+        try:
+            outcome = outcome_of(item)
+        except ValueError as error:  # another sweep has been here meanwhile
+            outcome, why = None, str(error)
         if outcome is None:
             self.failed.append(item)
             how = f"failed: {why}"
@@ -460,7 +508,7 @@ def summary(result: dict[str, Any]) -> str:
         middles = {"IQM": iqm_interval(run["final"]), "mean": mean_interval(np.array(run["final"]))}
         for what, (middle, low, high) in middles.items():
             spread = f"95 % interval {low:8.2f} to {high:8.2f}" if seeds > 1 else "one seed"
-            label, count = (name, f"   {seeds} seeds") if what == "IQM" else ("", "")
+            label, count = (name, f"   {seeds} seeds" * (seeds > 1)) if what == "IQM" else ("", "")
             lines.append(f"{label:{width}}  {what:4} {middle:8.2f}   {spread}{count}")
     return "\n".join(lines)
 
@@ -492,10 +540,15 @@ def collect(plan: Sequence[Item], command: str, seconds: float) -> dict[str, Any
     """Put the outcomes of all runs together in the form of a stored result."""
     runs: dict[str, dict[str, Any]] = {}
     for item in plan:
-        outcome = read_outcome(item.run_dir)
+        outcome = outcome_of(item)
         assert outcome is not None
         same = {"algo": item.algo, "settings": overrides(item.config()), "steps": outcome.steps}
         run = runs.setdefault(item.variant, {**same, "returns": [], "final": [], "seconds": []})
+        if outcome.steps != run["steps"]:
+            raise ValueError(
+                f"{item.run_dir} was evaluated at other steps than other seeds, so its metrics are "
+                f"damaged: delete it to do it again."
+            )
         run["returns"].append(outcome.returns)
         run["final"].append(outcome.returns[-1])
         run["seconds"].append(outcome.seconds)
@@ -516,8 +569,8 @@ def collect(plan: Sequence[Item], command: str, seconds: float) -> dict[str, Any
 
 def check_out(out: Path, plan: Sequence[Item]) -> None:
     """Raise if a file stands there that is not an earlier result of the same sweep."""
-    if out.suffix != ".json":
-        raise ValueError(f"The name of a result must end in .json, not be {str(out)!r}.")
+    if out.suffix != ".json" or out.name == NOTE or out.is_dir():
+        raise ValueError(f"{out} cannot be a result: name a file NAME.json other than {NOTE}.")
     if not out.exists():
         return
     try:
@@ -537,6 +590,16 @@ def check_out(out: Path, plan: Sequence[Item]) -> None:
         raise ValueError(f"{out} holds a sweep with other {differ[0]}: choose another --out.")
 
 
+def check_writable(folder: Path) -> None:
+    """Raise unless files can be written there, which is better known before the first run."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"Cannot write into {folder}: {error.strerror or error}.") from error
+
+
 TEXT_OR_NUMBERS = r'"(?:[^"\\]|\\.)*"|\[[^\[\]{}"]*\]'  # brackets in a text stay
 
 
@@ -550,7 +613,7 @@ def write_result(out: Path, result: dict[str, Any]) -> None:
     text = json.dumps(result, indent=1)
     text = re.sub(TEXT_OR_NUMBERS, lambda found: as_line(found[0]), text)
     out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f"{out.name}.tmp")
+    temporary = out.with_name(f"{out.name}.{os.getpid()}.tmp")
     temporary.write_text(text + "\n")
     os.replace(temporary, out)
 
@@ -578,10 +641,13 @@ def sweep(
     folder = Path(directory or "runs/sweep-" + re.sub(r"[^\w.]+", "-", f"{algo}-{env_id}"))
     plan = make_plan(algo, settings, chosen, check_seeds(seeds), folder)
     check_plan(plan)
+    target = Path(out) if out is not None else folder / "result.json"
     if out is not None:
-        check_out(Path(out), plan)
+        check_out(target, plan)
+    for place in (folder, target.parent):
+        check_writable(place)
+    nothing_to_do = all(outcome_of(item) for item in plan)
     began, runs = time.perf_counter(), sorted(item.run_dir for item in plan)
-    folder.mkdir(parents=True, exist_ok=True)
     note = read_note(folder)
     before = note["seconds"] if note.get("runs") == runs else 0.0  # another sweep's do not count
     try:
@@ -593,7 +659,9 @@ def sweep(
         names = ", ".join(f"{item.variant} seed {item.seed}" for item in failed)
         raise RunFailed(f"{len(failed)} of {len(plan)} runs failed ({names}): nothing is written.")
     result = collect(plan, command, seconds)
-    target = Path(out) if out is not None else folder / "result.json"
+    if nothing_to_do and out is not None and target.exists():  # it was made another day
+        old = json.loads(target.read_text())
+        result |= {key: old[key] for key in ("versions", "created") if key in old}
     write_result(target, result)
     say(f"{summary(result)}\nThe result is in {target}.")
     return result

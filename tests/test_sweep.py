@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import signal
 import struct
 import subprocess
@@ -27,8 +28,10 @@ from rlbook.figures import load_result
 from rlbook.progress import RunFailed
 from rlbook.sweep import (
     Item,
+    Report,
     check_out,
     check_seeds,
+    collect,
     grid,
     iqm_interval,
     last_step,
@@ -115,6 +118,71 @@ def test_a_second_call_repeats_nothing(swept: Swept) -> None:
     assert again["runs"] == result["runs"] and again["seconds"] >= result["seconds"]
 
 
+def test_a_result_keeps_the_day_on_which_it_was_made(swept: Swept, tmp_path: Path) -> None:
+    shutil.copytree(swept[0], tmp_path / "a")
+    path = tmp_path / "a" / "x.json"
+    result = json.loads(path.read_text())
+    path.write_text(json.dumps({**result, "created": "1999-12-31"}))
+    assert small_sweep(tmp_path / "a", lambda _: None)["created"] == "1999-12-31"
+
+
+def test_a_run_of_another_sweep_is_no_result_of_this_one(tmp_path: Path) -> None:
+    wanted, other = (Item("dqn", "dqn", 0, str(tmp_path / "r"), {**TINY, "lr": x}) for x in (1, 2))
+    report = Report([wanted], lambda _: None)  # nothing is there yet
+    run_item(other)  # and now somebody else has been there
+    report.end(wanted, "")
+    assert report.failed == [wanted]
+    for blind in (lambda: run_item(wanted), lambda: collect([wanted], "", 0.0)):
+        with pytest.raises(ValueError, match=r"holds a run with lr 2(\.0)?, not 1(\.0)?: choose"):
+            blind()
+
+
+DAMAGE: list[tuple[str, bytes | None]] = [
+    ("sweep.json", b"[1]"),
+    ("sweep.json", b'{"finished": true}'),
+    ("sweep.json", b'{"finished": true, "seconds": "x"}'),
+    ("config.yaml", None),
+    ("metrics.jsonl", None),
+    ("metrics.jsonl", b""),
+    ("metrics.jsonl", b'{"global_step": 100, "eval_return_m'),
+    ("metrics.jsonl", b"garbage\n"),
+    ("metrics.jsonl", b"\xff\xff\n"),
+]
+
+
+@pytest.mark.parametrize(("name", "content"), DAMAGE)
+def test_damage_to_a_finished_run_is_never_a_result(
+    name: str, content: bytes | None, swept: Swept, tmp_path: Path
+) -> None:
+    shutil.copytree(swept[0] / "runs" / "plain" / "seed_0", tmp_path / "r")
+    path = tmp_path / "r" / name
+    path.unlink() if content is None else path.write_bytes(content)
+    if name == "metrics.jsonl":
+        with pytest.raises(ValueError, match=r"metrics.jsonl is damaged: delete .* to do it again"):
+            read_outcome(tmp_path / "r")
+    else:
+        assert read_outcome(tmp_path / "r") is None  # it is done again
+
+
+def test_seeds_with_other_steps_are_not_put_together(swept: Swept, tmp_path: Path) -> None:
+    shutil.copytree(swept[0], tmp_path / "a")
+    run = tmp_path / "a" / "runs" / "plain" / "seed_1" / "metrics.jsonl"
+    lines = run.read_text().splitlines(keepends=True)
+    evaluated = [line for line in lines if "eval_return_mean" in line]
+    run.write_text("".join(line for line in lines if line != evaluated[0]))
+    with pytest.raises(ValueError, match="was evaluated at other steps than other seeds"):
+        small_sweep(tmp_path / "a", lambda _: None)
+
+
+def test_files_where_a_sweep_is_started_shadow_no_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("queue", "rlbook"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('mine')")
+    sweep("dqn", TINY, seeds=1, directory="runs", jobs=1, say=lambda _: None)
+
+
 def start(folder: Path, *words: str) -> BaseProcess:
     """Start a sweep of long runs in a process of its own."""
     settings = {**TINY, "total_steps": 100_000}
@@ -139,7 +207,7 @@ def workers(folder: Path) -> list[int]:
             here = os.readlink(entry / "cwd") == str(folder)
         except OSError:
             continue
-        if words[1:3] == ["-m", "rlbook.sweep"] and here:
+        if words[2:4] == ["-m", "rlbook.sweep"] and here:
             found.append(int(entry.name))
     return found
 
@@ -212,7 +280,8 @@ def test_a_killed_worker_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyP
     killer.start()
     failed = run_plan(plan, jobs=1, say=said.append)
     killer.join()
-    assert failed == plan and said == ["[1/1] dqn, seed 0: failed: its process ended with code -9"]
+    assert failed == plan
+    assert said == ["[1/1] dqn, seed 0: failed: its process was ended by SIGKILL"]
 
 
 # Variants and plans ---------------------------------------------------------------------------
@@ -337,6 +406,17 @@ def test_settings_that_no_file_can_hold_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
+def test_keys_that_a_file_would_turn_into_texts_are_refused(tmp_path: Path) -> None:
+    settings = {**TINY, "env_kwargs": {"table": [{1: "a"}]}}
+    with pytest.raises(ValueError, match="mappings have texts as keys"):
+        sweep("dqn", settings, seeds=1, directory=tmp_path / "r")
+
+
+def test_no_variant_has_the_name_of_a_file_of_the_sweep(tmp_path: Path) -> None:
+    plan = make_plan("dqn", TINY, {"result.json": {}, "sweep.json": {"lr": 1}}, [0], tmp_path)
+    assert {Path(item.run_dir).parent.name for item in plan} == {"result.json_", "sweep.json_"}
+
+
 def test_a_sweep_with_tuples_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlbook.sweep.run_plan", run_here)
     settings = {**TINY, "total_steps": 100, "hidden": (8, 8)}
@@ -430,7 +510,15 @@ MISTAKES: list[tuple[str, str]] = [
     ("--sedes 3", "`rlbook sweep` has no flag '--sedes'. Did you mean '--seeds'?"),
     ("--env-id OneStp-v0", "There is no environment 'OneStp-v0'."),
     ("--vary env_id=CartPole-v1,Pendulum-v1", "'Pendulum-v1' has vector observations"),
-    ("--out x.txt", "The name of a result must end in .json, not be 'x.txt'."),
+    ("--out x.txt", "x.txt cannot be a result: name a file NAME.json other than sweep.json."),
+    ("--out sweep.json", "sweep.json cannot be a result: name a file NAME.json"),
+    ("--out base.yaml/x.json", "Cannot write into base.yaml: File exists."),
+    ("--run-dir base.yaml", "Cannot write into base.yaml: File exists."),
+    ("--config base.yaml drqn", "The config is for 'dqn', not for 'drqn': name one of them."),
+    ("--config typed.yaml", "Setting 'run_dir' must be"),
+    ("--config true.yaml", "`seeds` must be a number above 0, or a list of different"),
+    ("--config empty.yaml", "`variants` must hold at least one `name: {setting: value}`."),
+    ("--seeds 99999999999", "A sweep of 99,999,999,999 seeds would never end"),
     ("--out notes.json", "notes.json is not a stored result: it stays as it is."),
     ("--seeds 2 --out x.json", "x.json holds a sweep with other variants: choose another --out."),
     ("--seeds 3 --out x.json", "x.json holds a sweep with other seeds: choose another --out."),
@@ -472,6 +560,9 @@ def test_each_mistake_is_one_sentence_before_anything_runs(
         "seeds.yaml": {**base, "seeds": [1, 1]},
         "zero.yaml": {**base, "seeds": 0},
         "value.yaml": {**base, "variants": {"a": {"lr": "fast"}}},
+        "typed.yaml": {**base, "run_dir": 5},
+        "true.yaml": {**base, "seeds": True},
+        "empty.yaml": {**base, "variants": None},
         "notes.json": {"my": "notes"},
     }
     for name, content in files.items():

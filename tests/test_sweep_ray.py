@@ -154,6 +154,24 @@ def test_an_address_without_an_answer_is_noticed_at_once(
     assert not started
 
 
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_cluster_that_died_and_left_its_address_is_not_waited_for(
+    alive: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    started = list[dict[str, Any]]()
+    here = SimpleNamespace(is_initialized=lambda: False, init=lambda **k: started.append(k))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        (tmp_path / "ray").mkdir()
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        (tmp_path / "ray" / "ray_current_cluster").write_text(address)
+        if not alive:
+            server.close()
+        connect(here)
+    assert [keywords["address"] for keywords in started] == [None if alive else "local"]
+
+
 def test_a_task_names_its_directory_in_full() -> None:
     task = as_task(Item("dqn", "dqn", 0, "runs/a/seed_0", TINY))
     assert task["run_dir"] == str(Path.cwd() / "runs/a/seed_0")
