@@ -97,7 +97,7 @@ assert abs(np.median(b_turns / a_turns) - 1) < 0.06
 #   priorities that follow from the errors.
 # - *Buffer* is storing and drawing, the tree of priorities included. In DrQ-v2 a draw puts frames
 #   together and shifts the images, and that counts here as well.
-# - *Metrics* is what an update works out only for its reports.
+# - *Metrics* is what is worked out only for reports: of several updates, those of the last.
 # - *Loop* is all that is left, from the checks of each observation to the mean of the metrics.
 #
 # Looking at a stopwatch takes time itself. So this one is the clock on the wall, which can be read
@@ -142,9 +142,11 @@ for name in names:
 
 # %% [markdown]
 # The three grey parts are overhead. This book wants to spend at most 10 % of the time outside
-# environment, networks and optimiser, and there are two ways to read that. The loss is arithmetic
-# without which nothing is learned: the first reading counts it with the networks, and that is the
-# one that the bar is about. The second counts the loss as overhead, too.
+# environment, networks and optimiser, and there are three ways to read that. Buffer and loop move
+# numbers from one place to another: that is the reading that the book holds itself to. The metrics
+# come on top, which nobody needs for learning, but everybody for watching it. And the loss is
+# arithmetic without which nothing is learned, so it is counted with the networks here; the last
+# reading counts it as overhead, too.
 
 # %%
 def outside(name: str, kinds: list[str]) -> float:
@@ -165,12 +167,13 @@ for name in names:
     parts = "".join(f"{shares(name)[kind]:9.1%}" for kind in OVERHEAD)
     together, with_loss = outside(name, OVERHEAD), outside(name, [*OVERHEAD, "loss"])
     print(f"{name:6}{total:10,.0f}{parts}{together:10.1%}{with_loss:11.1%}")
-print("over 10 % in buffer, metrics and loop (the bar):", over_the_bar(OVERHEAD))
-print("over 10 % in these and the loss:", over_the_bar([*OVERHEAD, "loss"]))
+print("over 10 % in buffer and loop:", over_the_bar(["buffer", "loop"]))
+print("over 10 % with the metrics, too:", over_the_bar(OVERHEAD))
+print("over 10 % with metrics and loss:", over_the_bar([*OVERHEAD, "loss"]))
 
 # %% [markdown]
-# The line with "the bar" is the verdict: who stands there misses it. A small network makes the
-# overhead look large: the same microseconds are a larger part of less. They are mostly calls, not
+# The last three lines are the verdict, reading by reading: who stands there misses it. A small network
+# makes the overhead look large: the same microseconds are a larger part of less. They are mostly calls, not
 # work, and what helps is fewer calls: one draw for all updates that are due, memory and views that
 # lie ready, and more environments for each turn of the loop. DQN, whose network is the smallest,
 # ships with five environments and an update every second step for this reason, too.
@@ -516,11 +519,10 @@ for family, found in growth.items():
 #
 # ## Honest edges
 #
-# - **The bar of 10 % uses the first reading**: buffer, metrics and loop. The loss counts with the
-#   networks, and so do the priorities of R2D2 that are made of its errors; the second reading is
-#   printed beside it. Metrics are counted as far as they are calls of their own. The square of each
-#   TD error in DQN, or the value in SAC's report on its policy, cannot be told from the loss and
-#   stays there.
+# - **The bar of 10 % uses the first reading**: buffer and loop. The metrics are read once for each turn
+#   of the loop and counted apart, as far as they are calls of their own; the value in SAC's report on
+#   its policy cannot be told from the loss and stays there. The loss counts with the networks, and so
+#   do the priorities of R2D2 that are made of its errors. The stricter readings are printed below it.
 # - **Time of the processor leaves out waiting** for a disk, but not for memory that another program
 #   has pushed out of the cache. Evaluations and checkpoints are not in these numbers.
 # - **A shared machine.** Each contestant has the number of turns that the first line names, in
