@@ -375,7 +375,7 @@ def test_jupyterlab_opens_the_chapter_and_runs_its_first_cells(browser: Any, lab
         run_cell(cells.nth(k))
     output = notebook.locator(".jp-OutputArea-output")
     output.locator("img").first.wait_for(timeout=PATIENCE)
-    printed = notebook.locator(".jp-RenderedText:has-text('made by: rlbook sweep dqn')")
+    printed = notebook.locator(".jp-RenderedText:has-text('rlbook sweep dqn --config cartpole')")
     printed.first.wait_for(timeout=PATIENCE)
     assert notebook.locator(".jp-RenderedText[data-mime-type*='error']").count() == 0
     assert not hosts
