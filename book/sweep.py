@@ -360,6 +360,8 @@ def outcome_of(item: Item) -> Outcome | None:
     return read_outcome(item.run_dir)
 
 
+# %%
+#| export
 NOTE = "sweep.json"
 
 
@@ -563,6 +565,8 @@ def last_step(run_dir: str | Path) -> int:
         return 0  # it has not begun
 
 
+# %%
+#| export
 class Report:
     """What a sweep says while it runs: a line per run that has ended, and a bar for the whole."""
 
