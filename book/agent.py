@@ -359,8 +359,10 @@ def compile_functions(owner: Any, paths: Sequence[str]) -> None:
 # `build` that makes its parts. The loop calls them; `train_step` puts the last three together. What
 # it learns from comes out of `batches`, which calls `sample` for each update, unless an algorithm
 # draws for all of them at once and into the same memory: then only `sample` returns a batch to keep.
-# And `train_step` checks the loss of the last update: one that is not a number ruins all weights at
-# once, so every loss after it is not a number either, and the run must stop before it does more harm.
+# And `train_step` checks the loss of the last update. A loss that is not a number ruins all weights at
+# once, so every loss after it is not a number either, and the run stops at that step. A loss that is
+# infinite and whose slope is not, as when a huge error is squared, need not: in the middle of several
+# updates it passes unseen, and only one at their end stops the run.
 
 # %%
 #| export

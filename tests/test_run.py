@@ -448,6 +448,22 @@ def test_a_loss_that_is_not_finite_names_the_step_and_the_last_good_checkpoint(
     assert "NaN" not in text and "Infinity" not in text
 
 
+def test_a_loss_that_is_no_number_amid_several_updates_stops_at_their_step() -> None:
+    agent = DQN(**{**TINY, "updates_per_round": 5})
+    real, ruined = agent.update, list[int]()
+
+    def update(batch: Any) -> Any:
+        if agent.global_step >= 150 and agent.updates % 5 == 1:  # the second of five
+            batch.reward[0] = math.nan
+            ruined.append(agent.global_step)
+        return real(batch)
+
+    agent.update = update  # type: ignore[method-assign]
+    with pytest.raises(RunFailed, match=r"because the loss of update \d+ is nan") as failure:
+        train(agent, progress=False)
+    assert len(ruined) == 1 and f"stopped at step {ruined[0]} " in str(failure.value)
+
+
 def test_weights_that_are_not_finite_never_reach_a_checkpoint(tmp_path: Path) -> None:
     agent = DQN(**TINY, run_dir=str(tmp_path / "a"))
     real = agent.update
