@@ -100,8 +100,8 @@ def watch_loop(clock: Clock, agent: Any) -> None:
     clock.watch(agent.replay, "update_priorities", "buffer")
     clock.watch(getattr(agent, "drawn", None), "draw", "buffer")
     # The metrics of the last update of a step, which are worked out when the loop reads them.
-    clock.watch(rlbook.dqn.TDErrors, "metrics", "metrics")
-    clock.watch(rlbook.sac, "critic_metrics", "metrics")
+    clock.watch(rlbook.dqn.TDErrors, "loss details", "metrics")
+    clock.watch(rlbook.sac.Judgement, "loss details", "metrics")
     clock.watch(getattr(agent, "model", None), "opinions", "metrics")
 
 

@@ -52,7 +52,8 @@ from rlbook.dqn import (
     apply_gradients,
     epsilon_greedy,
     flatten_parameters,
-    loss_and_slope,
+    step_loss,
+    step_slope,
 )
 from rlbook.envs import derive_seed
 from rlbook.replay import ReplayBuffer
@@ -760,7 +761,7 @@ def sequence_slope(
     share, taken = mask / mask.sum(), action.unsqueeze(2)  # a padded step has no share
     chosen = q.gather(2, taken).squeeze(2)
     error = chosen - target
-    each, slope = loss_and_slope(error, huber)  # the loss of one step, and its slope
+    each, slope = step_loss(error, huber), step_slope(error, huber)
     if weights is not None:
         each, slope = each * weights, slope * weights
     gradient = torch.zeros_like(q).scatter_(2, taken, (slope * share).unsqueeze(2))

@@ -489,9 +489,15 @@ print("after", agent.global_step, "steps both see", collector.obs[0].round(3))
 # the line before. Not every update reports every metric: an actor that moves at each second update
 # has a loss only there. So each name has a count of its own. Sums and counts are part of a
 # checkpoint too, or the first line after a resume would differ.
+#
+# The loss is counted in each turn. Its details are asked for in the first turn after a line and then
+# in one of eight, which is enough for a mean to look at.
 
 # %%
 #| export
+DETAILS_EVERY = 8  # turns of the loop with an update
+
+
 class Averages:
     """Means of named metrics since they were last taken."""
 
@@ -505,6 +511,10 @@ class Averages:
             self.sums[name] = self.sums.get(name, 0.0) + value
             self.counts[name] = self.counts.get(name, 0) + 1
 
+    def want_details(self) -> bool:
+        """Say whether it is time for more than the loss."""
+        return self.counts.get("loss", 0) % DETAILS_EVERY == 0
+
     def take(self) -> dict[str, float]:
         """Return the means and start again."""
         means = {name: total / self.counts[name] for name, total in self.sums.items()}
@@ -513,7 +523,9 @@ class Averages:
 
 # %%
 averages = Averages()
+assert averages.want_details()
 averages.add({"loss": 1.0, "alpha": 0.2})
+assert not averages.want_details()
 averages.add({"loss": 3.0})
 assert averages.take() == {"loss": 2.0, "alpha": 0.2}
 assert averages.take() == {}
@@ -713,7 +725,7 @@ class Turns(Moment):
         """Take one step of all environments and do what is due after it."""
         config, agent = self.config, self.agent
         self.collector.step()
-        metrics = agent.train_step()
+        metrics = agent.train_step(self.journal.averages.want_details())
         if metrics:
             self.journal.averages.add(metrics)
         if crosses(agent.global_step, config.num_envs, config.log_every):

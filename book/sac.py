@@ -38,7 +38,7 @@ import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -326,23 +326,36 @@ def sac_target(
 
 # %%
 #| export
-def critic_metrics(q: Tensor, target: Tensor) -> dict[str, float]:
-    """Return the loss of q (batch, critics), its mean, that of the target, and their distance."""
-    values, wanted = q.detach().cpu().numpy(), target.cpu().numpy()
-    error = values - wanted[:, None]  # (batch, critics)
-    return {
-        "loss": float(np.vdot(error, error)) / len(error),
-        "q_mean": float(values.sum()) / values.size,  # quicker than `mean`
-        "target_mean": float(wanted.sum()) / wanted.size,
-        "td_error_abs": float(np.abs(error).sum()) / error.size,
-    }
+class Judgement(NamedTuple):
+    """What critics said and what they should have said, for metrics."""
+
+    q: Tensor  # (batch, critics)
+    target: Tensor  # (batch,)
+
+    def error(self) -> np.ndarray:
+        """Return how far each critic (batch, critics) is from the target."""
+        return self.q.cpu().numpy() - self.target.cpu().numpy()[:, None]
+
+    def loss(self) -> dict[str, float]:
+        """Return the loss, by name."""
+        error = self.error()
+        return {"loss": float(np.vdot(error, error)) / len(error)}
+
+    def details(self) -> dict[str, float]:
+        """Return the means of values, targets and distances."""
+        values, wanted, error = self.q.cpu().numpy(), self.target.cpu().numpy(), self.error()
+        return {
+            "q_mean": float(values.sum()) / values.size,  # quicker than `mean`
+            "target_mean": float(wanted.sum()) / wanted.size,
+            "td_error_abs": float(np.abs(error).sum()) / error.size,
+        }
 
 
 def critic_loss(q: Tensor, target: Tensor) -> tuple[Tensor, dict[str, float]]:
     """Return the squared distance of q (batch, critics) from the target (batch,), and metrics."""
     check_shapes(len(q), target=target)
-    loss = (q - target.unsqueeze(1)).square().sum() / len(q)
-    return loss, critic_metrics(q, target)
+    loss, judged = (q - target.unsqueeze(1)).square().sum() / len(q), Judgement(q.detach(), target)
+    return loss, judged.loss() | judged.details()
 
 
 def critic_slope(q: Tensor, target: Tensor) -> Tensor:
@@ -782,7 +795,10 @@ class SoftLearner(ActorCritic):
         policy = self.teach_policy(obs, draw.after(size), alpha) if due else {}
         self.optimizer.step()
         self.target.weights.lerp_(self.model.critics.weights, self.config.tau)
-        return UpdateResult(lambda: critic_metrics(q, y) | self.model.opinions(q) | policy)
+        judged = Judgement(q, y)
+        return UpdateResult(
+            lambda: judged.loss() | policy, lambda: judged.details() | self.model.opinions(q)
+        )
 
     def teach_critics(self, obs: Tensor, action: Tensor, y: Tensor) -> Tensor:
         """Find the gradient of the critics for their target y (batch,); return what they said."""

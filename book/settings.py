@@ -473,15 +473,31 @@ print(sentence(lambda: find_config("cartpole", None)))
 print(sentence(lambda: find_config("nowhere.yaml", None)))
 
 # %% [markdown]
-# A file that is not YAML is reported with its line. `safe_load` makes plain values only: a YAML
-# file of a stranger cannot run code.
+# A file that is not YAML is reported with its line. The safe loader makes plain values only: a YAML
+# file of a stranger cannot run code. Of a key that stands there twice it would silently keep the last
+# value, and somebody would wonder for an hour why changing the first does nothing. Ours complains.
 
 # %%
 #| export
+class UniqueKeysLoader(yaml.SafeLoader):
+    """Reads plain values, and takes a key that stands twice in a mapping for a mistake."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Make a dictionary, unless a key is repeated."""
+        seen: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in seen:
+                    problem = f"{key.value!r} stands there twice"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                seen.add((key.tag, key.value))
+        return super().construct_mapping(node, deep)
+
+
 def parse_yaml(text: str, source: str) -> Any:
     """Read YAML, or say in which line of `source` it is broken."""
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader=UniqueKeysLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date of month 99, say
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         where = f", line {mark.line + 1}" if mark else ""

@@ -257,21 +257,25 @@ for item in make_plan("dqn", {"total_steps": 2_000}, grid(["n_step=1,10"]), [0, 
 # %% [markdown]
 # A sweep runs for hours, so every mistake that can be found before it begins must be. And a folder
 # that holds runs with other settings must not be mixed with new ones. Note what is allowed: more
-# seeds and more variants in the same folder. What is there already is not repeated.
+# seeds and more variants in the same folder. What is there already is not repeated. Two variants that
+# come to the same settings, as `lr=1e-3` and `lr=0.001` do, would be the same runs twice.
 
 # %%
 #| export
 def check_plan(plan: Sequence[Item]) -> None:
     """Raise before anything runs if a run could not, or would mix with other results."""
-    tried: list[tuple[str, dict[str, Any]]] = []
+    tried: dict[str, dict[str, Any]] = {}  # variant -> all its settings
     for item in plan:
         config = item.config()
         check_keys(item.settings)
         if config.eval_every == 0:
             raise ValueError("A sweep compares evaluations: 'eval_every' must be above 0.")
-        if (item.algo, item.settings) not in tried:
+        if item.variant not in tried:
+            whole = {"algo": item.algo, **vars(config), "seed": None, "run_dir": None}
+            for other in (name for name, settings in tried.items() if settings == whole):
+                raise ValueError(f"{other!r} and {item.variant!r} are the same settings: drop one.")
             find_algorithm(item.algo)(config=config)  # finds environment, spaces and device wrong
-            tried.append((item.algo, item.settings))
+            tried[item.variant] = whole
         path = Path(item.run_dir) / "config.yaml"
         if path.exists():
             check_same(read_settings(path), item)

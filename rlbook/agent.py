@@ -81,19 +81,25 @@ Metrics = dict[str, float]
 class UpdateResult:
     """What one gradient step reports: named metrics, or how to work them out."""
 
-    report: Metrics | Callable[[], Metrics]
+    report: Metrics | Callable[[], Metrics]  # the loss, and what is at hand
+    details: Callable[[], Metrics] | None = None  # what takes time, and is not always wanted
 
     @property
-    def metrics(self) -> Metrics:
-        """Return the metrics, which are worked out once."""
+    def brief(self) -> Metrics:
+        """Return the metrics without details, which are worked out once."""
         if not isinstance(self.report, dict):
             self.report = self.report()
         return self.report
 
     @property
+    def metrics(self) -> Metrics:
+        """Return all metrics."""
+        return self.brief if self.details is None else self.brief | self.details()
+
+    @property
     def loss(self) -> float:
         """Return the loss that was descended."""
-        return self.metrics["loss"]
+        return self.brief["loss"]
 
 
 # %% book/agent.py · Which algorithms there are
@@ -239,8 +245,8 @@ class Algorithm(ABC):
         for _ in range(count):
             yield self.sample()
 
-    def train_step(self) -> dict[str, float] | None:
-        """Make the updates that are due and return the metrics of the last one."""
+    def train_step(self, details: bool = True) -> Metrics | None:
+        """Make the updates that are due; return the metrics of the last, maybe without details."""
         result = None
         for batch in self.batches(self.updates_due()):
             result = self.update(batch)
@@ -249,7 +255,7 @@ class Algorithm(ABC):
             return None
         if not math.isfinite(result.loss):
             raise FloatingPointError(f"the loss of update {self.updates} is {result.loss}")
-        return result.metrics
+        return result.metrics if details else result.brief
 
 
 # %% book/agent.py · One observation or many

@@ -427,9 +427,11 @@ def sweep_command(parser: Parser, arguments: list[str]) -> int:
     variants = settings.pop("variants") or {} if "variants" in settings else None
     if options.vary and variants is not None:
         raise ValueError("The config file has `variants` already: leave out --vary.")
-    first = Config(seed=settings.pop("seed", 0)).seed
-    stored = settings.pop("seeds", 5)
+    alone, stored = settings.pop("seed", None), settings.pop("seeds", 5)
     seeds = options.seeds or stored  # a flag counts more than the file
+    if alone is not None and isinstance(seeds, list):
+        raise ValueError("`seed` is the first of several, but `seeds` lists them: leave one out.")
+    first = Config(seed=alone or 0).seed
     if type(seeds) is int:  # a truth value is not a number of seeds
         if seeds > 10_000:
             raise ValueError(f"A sweep of {seeds:,} seeds would never end: take 10,000 at most.")

@@ -22,8 +22,9 @@ __all__ = [
     "flatten_parameters",
     "gradient_step",
     "linear_epsilon",
-    "loss_and_slope",
     "polyak_update",
+    "step_loss",
+    "step_slope",
     "td_loss",
     "td_slope",
     "train_dqn",
@@ -173,27 +174,35 @@ def dqn_loss(
     return td_loss(q, action, target, huber)
 
 
-def loss_and_slope(td_error: Tensor, huber: bool) -> tuple[Tensor, Tensor]:
-    """Return the squared (or Huber) loss of each TD error, and its slope."""
+def step_slope(td_error: Tensor, huber: bool) -> Tensor:
+    """Return the slope of each step's loss at its TD error."""
+    return td_error.clamp(-1, 1) if huber else 2 * td_error
+
+
+def step_loss(td_error: Tensor, huber: bool) -> Tensor:
+    """Return the squared (or Huber) loss of each TD error."""
     if not huber:
-        return td_error.square(), 2 * td_error
-    slope = td_error.clamp(-1, 1)
-    return slope * (td_error - slope / 2), slope
+        return td_error.square()
+    slope = step_slope(td_error, huber)
+    return slope * (td_error - slope / 2)
 
 
 class TDErrors(NamedTuple):
     """What the metrics of an update are made of, each (batch,)."""
 
-    loss: Tensor
     q: Tensor  # of the actions taken
     target: Tensor
     td_error: Tensor
+    huber: bool
 
-    def metrics(self) -> dict[str, float]:
-        """Return the metrics of `td_loss`."""
-        parts = [self.loss, self.q, self.target, self.td_error.abs()]
-        means = torch.stack(parts).mean(dim=1).tolist()
-        return dict(zip(("loss", "q_mean", "target_mean", "td_error_abs"), means, strict=True))
+    def loss(self) -> dict[str, float]:
+        """Return the loss of `td_loss`, by name."""
+        return {"loss": float(step_loss(self.td_error, self.huber).mean())}
+
+    def details(self) -> dict[str, float]:
+        """Return the other metrics of `td_loss`."""
+        means = torch.stack([self.q, self.target, self.td_error.abs()]).mean(dim=1).tolist()
+        return dict(zip(("q_mean", "target_mean", "td_error_abs"), means, strict=True))
 
 
 @torch.no_grad()
@@ -204,9 +213,9 @@ def td_slope(
     taken = action.unsqueeze(1)
     chosen = q.gather(1, taken).squeeze(1)  # (batch,)
     td_error = chosen - target
-    each, slope = loss_and_slope(td_error, huber)
-    gradient = torch.zeros_like(q).scatter_(1, taken, slope.div_(len(q)).unsqueeze(1))
-    return gradient, TDErrors(each, chosen, target, td_error)
+    slope = step_slope(td_error, huber).div_(len(q))
+    gradient = torch.zeros_like(q).scatter_(1, taken, slope.unsqueeze(1))
+    return gradient, TDErrors(chosen, target, td_error, huber)
 
 
 # %% book/dqn.py · The target network
@@ -473,7 +482,7 @@ class QLearner(QAgent):
         apply_gradients(self.optimizer, config.lr_now(self.global_step), config.max_grad_norm)
         if (self.updates + 1) % config.target_every == 0:
             self.target_weights.data.lerp_(self.weights.data, config.tau)  # all weights at once
-        return UpdateResult(errors.metrics)
+        return UpdateResult(errors.loss, errors.details)
 
 
 class TransitionCollector(QLearner):

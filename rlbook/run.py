@@ -1,6 +1,7 @@
 """Made from book/run.py: edit the chapter, then run `rlbook tangle`."""
 
 __all__ = [
+    "DETAILS_EVERY",
     "Averages",
     "Collector",
     "Episodes",
@@ -281,6 +282,9 @@ class Collector(Episodes):
 
 
 # %% book/run.py · Averages between lines
+DETAILS_EVERY = 8  # turns of the loop with an update
+
+
 class Averages:
     """Means of named metrics since they were last taken."""
 
@@ -293,6 +297,10 @@ class Averages:
         for name, value in metrics.items():
             self.sums[name] = self.sums.get(name, 0.0) + value
             self.counts[name] = self.counts.get(name, 0) + 1
+
+    def want_details(self) -> bool:
+        """Say whether it is time for more than the loss."""
+        return self.counts.get("loss", 0) % DETAILS_EVERY == 0
 
     def take(self) -> dict[str, float]:
         """Return the means and start again."""
@@ -442,7 +450,7 @@ class Turns(Moment):
         """Take one step of all environments and do what is due after it."""
         config, agent = self.config, self.agent
         self.collector.step()
-        metrics = agent.train_step()
+        metrics = agent.train_step(self.journal.averages.want_details())
         if metrics:
             self.journal.averages.add(metrics)
         if crosses(agent.global_step, config.num_envs, config.log_every):

@@ -3,6 +3,7 @@
 __all__ = [
     "AnyConfig",
     "Config",
+    "UniqueKeysLoader",
     "add_flags",
     "check_names",
     "check_range",
@@ -223,10 +224,25 @@ def find_config(name: str, algo: str | None) -> Path:
     return shipped[f"{algo}/{name}"]
 
 
+class UniqueKeysLoader(yaml.SafeLoader):
+    """Reads plain values, and takes a key that stands twice in a mapping for a mistake."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Make a dictionary, unless a key is repeated."""
+        seen: set[tuple[str, str]] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in seen:
+                    problem = f"{key.value!r} stands there twice"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                seen.add((key.tag, key.value))
+        return super().construct_mapping(node, deep)
+
+
 def parse_yaml(text: str, source: str) -> Any:
     """Read YAML, or say in which line of `source` it is broken."""
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, Loader=UniqueKeysLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date of month 99, say
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         where = f", line {mark.line + 1}" if mark else ""

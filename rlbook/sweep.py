@@ -163,15 +163,18 @@ def make_plan(
 
 def check_plan(plan: Sequence[Item]) -> None:
     """Raise before anything runs if a run could not, or would mix with other results."""
-    tried: list[tuple[str, dict[str, Any]]] = []
+    tried: dict[str, dict[str, Any]] = {}  # variant -> all its settings
     for item in plan:
         config = item.config()
         check_keys(item.settings)
         if config.eval_every == 0:
             raise ValueError("A sweep compares evaluations: 'eval_every' must be above 0.")
-        if (item.algo, item.settings) not in tried:
+        if item.variant not in tried:
+            whole = {"algo": item.algo, **vars(config), "seed": None, "run_dir": None}
+            for other in (name for name, settings in tried.items() if settings == whole):
+                raise ValueError(f"{other!r} and {item.variant!r} are the same settings: drop one.")
             find_algorithm(item.algo)(config=config)  # finds environment, spaces and device wrong
-            tried.append((item.algo, item.settings))
+            tried[item.variant] = whole
         path = Path(item.run_dir) / "config.yaml"
         if path.exists():
             check_same(read_settings(path), item)

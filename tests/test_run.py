@@ -20,7 +20,7 @@ import torch
 from helpers import TINY, assert_same, assert_same_run, in_child, newest, run_until
 
 import rlbook.run
-from rlbook.agent import Transition
+from rlbook.agent import Transition, UpdateResult
 from rlbook.checkpoint import CheckpointDirectory, CheckpointError, read_checkpoint
 from rlbook.dqn import DQN
 from rlbook.progress import Interrupted, RunFailed
@@ -347,6 +347,33 @@ def test_a_metric_that_not_every_update_reports_has_its_own_mean() -> None:
     averages.add({"loss": 3.0})
     averages.add({"loss": 5.0, "alpha": 0.4})
     assert averages.take() == pytest.approx({"loss": 3.0, "alpha": 0.3})
+
+
+@pytest.mark.parametrize("log_every", [5, 40])
+def test_the_loss_is_counted_in_each_turn_and_its_details_in_one_of_eight(log_every: int) -> None:
+    changed = {"warmup_steps": 120, "update_every": 1, "log_every": log_every, "eval_every": 0}
+    agent = DQN(**SMALL | changed)
+    update, losses, details = agent.update, list[float](), list[int]()
+
+    def watched(batch: Any) -> UpdateResult:
+        result = update(batch)
+        losses.append(result.loss)
+        real = result.details
+
+        def counted() -> dict[str, float]:
+            assert real is not None
+            details.append(agent.global_step)
+            return real()
+
+        return UpdateResult(result.brief, counted)
+
+    agent.update = watched  # type: ignore[method-assign]
+    lines = agent.learn(320, progress=False).history
+    taught = [line for line in lines if line["updates"]]
+    assert details == [s for s in range(121, 321) if (s - 1) % log_every % 8 == 0]
+    assert all({"loss", "q_mean", "target_mean", "td_error_abs"} <= line.keys() for line in taught)
+    means = np.array(losses).reshape(-1, log_every).mean(axis=1)  # a line has the updates since
+    assert [line["loss"] for line in taught] == pytest.approx(means.tolist())
 
 
 class EndsTwice(gym.Env[np.ndarray, Any]):

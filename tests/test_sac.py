@@ -283,8 +283,9 @@ def test_one_update_moves_all_parts_and_reports() -> None:
     moved = [bool((a != b).any()) for a, b in zip(after, before, strict=True)]
     assert all(moved)
     assert math.isfinite(result.loss)
-    names = ["loss", "q_mean", "target_mean", "td_error_abs", "policy_loss", "entropy", "alpha"]
-    assert list(result.metrics) == names
+    brief = ["loss", "policy_loss", "entropy", "alpha"]
+    assert list(result.brief) == brief
+    assert list(result.metrics) == [*brief, "q_mean", "target_mean", "td_error_abs"]
 
 
 def autograd_gradients(agent: SAC, batch: Batch, noise: Tensor) -> list[Tensor]:

@@ -208,6 +208,8 @@ def test_what_yaml_cannot_hold_leaves_the_old_file(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b"lr: [1\nseed: 2", "is not valid YAML, line 2: "),
+        (b"lr: 1\nseed: 2\nlr: 3", "is not valid YAML, line 3: 'lr' stands there twice."),
+        (b"env_kwargs: {a: 1, 'a': 2}", "is not valid YAML, line 1: 'a' stands there twice."),
         (b"\xff\xfe\x00", "is not valid YAML: it is not text in UTF-8."),
         (b"a: \x00", "is not valid YAML"),
         (b"", "must hold settings as `name: value`, one a line."),
