@@ -35,6 +35,7 @@ import signal
 import socket
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,7 @@ def connect(ray: Any) -> None:
 # A task asks for one core, and Ray then gives its process one thread; a run sets its own number of
 # threads besides. The working directory of a worker may be any, so paths become absolute, and the
 # directory of the sweep is searched for modules, as it is on your own machine: an environment may
-# be defined there.
+# be defined there. What a run raises goes to `log.txt` beside it, whichever machine it was on.
 
 # %%
 #| export
@@ -142,6 +143,9 @@ def do_item(fields: dict[str, Any], directory: str) -> Outcome:
     except Interrupted as stopped:
         if stopped.signal_number == signal.SIGTERM:
             os._exit(1)  # the worker is taken away: Ray does the task again
+        raise
+    except Exception:
+        Path(fields["run_dir"], "log.txt").write_text(traceback.format_exc())
         raise
 
 
@@ -161,8 +165,9 @@ def one_sentence(error: Exception) -> str:
 # Two kinds of failure need two answers. A worker that **dies**, because its machine was taken away
 # or its memory ran out, says nothing about the run, and the task is done again, `RETRIES` times at
 # most. (So that SIGTERM, with which machines are taken away, counts as dying and not as Ctrl-C, the
-# worker leaves at once after its checkpoint.) A run that **raises**, because a loss is not finite, would raise again: it is the result, and
-# the sweep reports it. Ray's `max_retries` makes that very difference.
+# worker leaves at once after its checkpoint.) A run that **raises**, because a loss is not finite,
+# would raise again: it is the result, and the sweep reports it. Ray's `max_retries` makes that very
+# difference.
 #
 # On Ctrl-C the tasks are cancelled, which reaches a run as Ctrl-C does: it writes a checkpoint and
 # ends.

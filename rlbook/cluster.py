@@ -22,6 +22,7 @@ import signal
 import socket
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,9 @@ def do_item(fields: dict[str, Any], directory: str) -> Outcome:
     except Interrupted as stopped:
         if stopped.signal_number == signal.SIGTERM:
             os._exit(1)  # the worker is taken away: Ray does the task again
+        raise
+    except Exception:
+        Path(fields["run_dir"], "log.txt").write_text(traceback.format_exc())
         raise
 
 

@@ -90,10 +90,13 @@ def test_both_backends_give_the_same_numbers_bit_for_bit(ray: Any, tmp_path: Pat
     assert said[0] == "2 of 2 runs are finished already." and len(said) == 2
 
 
-def test_a_run_whose_worker_is_killed_goes_on_from_its_checkpoint(ray: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_whose_worker_is_killed_goes_on_from_its_checkpoint(
+    number: signal.Signals, ray: Any, tmp_path: Path
+) -> None:
     settings = {**TINY, "total_steps": 6_000, "log_every": 1_000}
     cut, whole = (make_plan("dqn", settings, {n: {}}, [0], tmp_path)[0] for n in ("cut", "whole"))
-    killer = when_checkpointed(cut, signal.SIGKILL, "worker")
+    killer = when_checkpointed(cut, number, "worker")
     said: list[str] = []
     assert run_on_ray([cut], say=said.append) == []
     killer.join()
@@ -111,6 +114,8 @@ def test_a_run_that_raises_is_reported_and_not_repeated(ray: Any, tmp_path: Path
     assert run_on_ray(plan, say=said.append) == plan
     assert len(said) == 1 and "bad, seed 0: failed: " in said[0]
     assert "The run stopped at step" in said[0] and "Traceback" not in said[0]
+    log = Path(plan[0].run_dir, "log.txt").read_text()
+    assert log.startswith("Traceback") and "The run stopped at step" in log
 
 
 def test_ctrl_c_lets_the_runs_write_their_checkpoints(ray: Any, tmp_path: Path) -> None:
