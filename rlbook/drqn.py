@@ -279,6 +279,12 @@ class Chunks:
         """Return where episodes start in a piece of time; None if none starts within the chunks."""
         return self.episode_start[first:last] if self.starts_within else None
 
+    def forget_each_step(self) -> Self:
+        """Let the memory start anew at each step, as if it were an episode of its own."""
+        self.episode_start.fill_(True)
+        self.starts_within = True
+        return self
+
     def to(self, device: torch.device) -> Self:
         """Move all tensors to a device."""
         if self.obs.device == device:
@@ -509,6 +515,7 @@ class DRQNConfig(DQNConfig):
 
     hidden: tuple[int, ...] = setting((64,), "Units of each layer of the encoder.", low=1)
     units: int = setting(64, "Units of the LSTM.", low=1)
+    memory: bool = setting(True, "Whether the LSTM remembers what it saw in the steps before.")
     previous_action: bool = setting(True, "Whether the network sees the action before, too.")
     chunk_length: int = setting(16, "Steps of a chunk, as far as the gradient reaches.", low=1)
     start_state: Literal["stored", "zero"] = setting("stored", "Memory that a chunk starts from.")
@@ -587,6 +594,8 @@ class RecurrentQAgent(Agent):
     ) -> tuple[np.ndarray, Any]:
         """Take the best action or, with probability epsilon, any; remember either way."""
         hidden, cell, previous = self.remember(state, episode_start)
+        if not self.config.memory:
+            hidden, cell = self.online.initial_state(len(obs))
         seen = torch.from_numpy(self.sight.see(obs, previous.cpu().numpy())).to(self.device)
         q, (hidden, cell) = self.online.act(seen, (hidden, cell))
         actions = q.argmax(dim=1).cpu().numpy()
@@ -635,7 +644,8 @@ class ChunkCollector(RecurrentQAgent):
 
     def draw(self, out: DrawnChunks | None) -> Chunks:
         """Draw a batch from the replay buffer, into `out` or into new memory."""
-        return self.replay.sample(self.config.batch_size, out=out).to(self.device)
+        chunks = self.replay.sample(self.config.batch_size, out=out).to(self.device)
+        return chunks if self.config.memory else chunks.forget_each_step()
 
     def sample(self) -> Chunks:
         """Draw a batch to keep."""

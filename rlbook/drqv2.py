@@ -157,10 +157,12 @@ class Actor(nn.Module):
 class Critic(nn.Module):
     """From what the encoder sees and an action to two opinions of their value."""
 
-    def __init__(self, inputs: int, features: int, hidden: tuple[int, ...], actions: int) -> None:
+    def __init__(
+        self, inputs: int, features: int, hidden: tuple[int, ...], actions: int, members: int = 2
+    ) -> None:
         super().__init__()
         self.trunk = Trunk(inputs, features)
-        self.twins = Critics(features, actions, hidden, members=2)
+        self.twins = Critics(features, actions, hidden, members)
 
     def forward(self, encoded: Tensor, action: Tensor, learn: bool = True) -> Tensor:
         """Return values (batch, 2); without `learn` the gradient reaches the action alone."""
@@ -179,11 +181,12 @@ class DrQv2Model(nn.Module):
         encoder: str = "small",
         features: int = 50,
         hidden: tuple[int, ...] = (256, 256),
+        num_critics: int = 2,
     ) -> None:
         super().__init__()
         self.encoder = Encoder(image_shape, ENCODERS[encoder])
         self.actor = Actor(self.encoder.outputs, features, hidden, actions)
-        self.critic = Critic(self.encoder.outputs, features, hidden, actions)
+        self.critic = Critic(self.encoder.outputs, features, hidden, actions, num_critics)
 
     def encoder_parameters(self) -> Iterator[nn.Parameter]:
         """The weights that see."""
@@ -291,6 +294,7 @@ class DrQv2Config(Config):
     )
     encoder: Literal["small", "nature"] = setting("small", "Convolutions: small, or of Mnih 2015.")
     features: int = setting(50, "Features that actor and critic make of it.", low=1)
+    num_critics: int = setting(2, "Critics, of whose values the smallest counts.", low=1)
     hidden: tuple[int, ...] = setting((256, 256), "Units of each hidden layer.", low=1)
     pad: int = setting(4, "Pixels of the largest random shift; 0 for none.", low=0)
     lr: float = setting(1e-3, "Learning rate of Adam.", above=0)
@@ -304,6 +308,7 @@ class DrQv2Config(Config):
     reward_scale: float = setting(1.0, "Factor of the rewards in learning.", above=0)
     tau: float = setting(0.01, "Fraction that the target moves per update.", above=0, high=1)
     saturation_penalty: float = setting(0.01, "Price of actions far out on the tanh.", low=0)
+    actor_teaches_encoder: bool = setting(False, "Whether the actor's loss does so, too.")
     noise_start: float = setting(1.0, "Standard deviation of the first noise.", low=0)
     noise_end: float = setting(0.1, "Standard deviation of the last noise.", low=0)
     noise_steps: int = setting(2_000, "Environment steps from the first to the last.", low=1)
@@ -396,7 +401,7 @@ class PixelActorCritic(Agent):
         check_bounds(config.env_id, actions)
         check_images(config.env_id, images, config.encoder)
         self.scale = ActionScale(actions)
-        sizes = config.encoder, config.features, config.hidden
+        sizes = config.encoder, config.features, config.hidden, config.num_critics
         self.model = DrQv2Model(images.shape or (), actions.shape[0], *sizes).to(self.device)
         self.target = copy.deepcopy(self.model.critic)
 
@@ -454,7 +459,8 @@ class PixelLearner(PixelActorCritic):
         encoded = self.model.encoder(batch.obs)
         loss, metrics = self.judge(encoded, batch)
         if (self.updates + 1) % self.config.policy_delay == 0:
-            improvement = self.improve(encoded.detach())
+            shared = self.config.actor_teaches_encoder
+            improvement = self.improve(encoded if shared else encoded.detach())
             self.last_actor_loss = float(improvement.detach())
             self.actor_updates += 1
             loss = loss + improvement

@@ -337,7 +337,8 @@ class PrioritizedDRQN(DRQN):
     def draw(self, out: DrawnChunks | None) -> PrioritizedChunks:
         """Draw a batch by priority."""
         size, beta = self.config.batch_size, self.beta()
-        return self.replay.sample(size, beta, out=out).to(self.device)
+        chunks = self.replay.sample(size, beta, out=out).to(self.device)
+        return chunks if self.config.memory else chunks.forget_each_step()
 
     def sample(self) -> PrioritizedChunks:
         """Draw a batch to keep."""

@@ -12,7 +12,7 @@ __all__ = [
 
 # %% book/redq.py · REDQ
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -32,12 +32,20 @@ class REDQModel(SACModel):
     """SAC's actor, and an ensemble of critics whose mean the policy maximises."""
 
     def __init__(
-        self, inputs: int, actions: int, hidden: tuple[int, ...], num_critics: int = 10
+        self,
+        inputs: int,
+        actions: int,
+        hidden: tuple[int, ...],
+        num_critics: int = 10,
+        policy_value: str = "mean",
     ) -> None:
         super().__init__(inputs, actions, hidden, num_critics)
+        self.policy_value = policy_value
 
     def share(self, q: Tensor) -> Tensor:
         """Return how much each critic (batch, critics) counts for the policy: all the same."""
+        if self.policy_value == "lowest":  # SAC's way, to compare with
+            return super().share(q)
         return torch.full_like(q, 1 / q.shape[1])
 
     def opinions(self, q: Tensor) -> dict[str, float]:
@@ -75,6 +83,7 @@ class REDQConfig(SACConfig):
     subset_size: int = setting(2, "Critics drawn for each target (M).", low=1)
     updates_per_step: int = setting(20, "Updates per environment step (UTD).", low=1)
     policy_delay: int = setting(20, "Updates of the critics per update of the policy.", low=1)
+    policy_value: Literal["mean", "lowest"] = setting("mean", "Value that the policy climbs.")
 
     def check(self) -> None:
         """Raise where settings contradict each other."""
@@ -96,7 +105,9 @@ class REDQ(SAC):
 
     def make_model(self, inputs: int, actions: int) -> REDQModel:
         """Make actor and critics."""
-        return REDQModel(inputs, actions, self.config.hidden, self.config.num_critics)
+        config = self.config
+        sizes = inputs, actions, config.hidden, config.num_critics
+        return REDQModel(*sizes, config.policy_value)
 
     def choose_critics(self) -> Tensor:
         """Draw the target critics that judge the next action in this update."""

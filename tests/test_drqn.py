@@ -473,6 +473,28 @@ def test_drqn_learns_what_memory_alone_can_tell(length: int) -> None:
     assert agent.evaluate(30).mean >= 0.9
 
 
+@pytest.mark.parametrize("algorithm", RECURRENT)
+def test_without_memory_only_the_step_itself_counts(algorithm: type[Agent]) -> None:
+    settings: dict[str, Any] = {"chunk_length": 20, "n_step": 2, "warmup_steps": 200}
+    agent: Any = algorithm("CartPole-v1", memory=False, **settings)
+    agent.learn(400, progress=False)
+    batch = agent.sample()
+    q = agent.online.q_values_sequence(
+        batch.obs, agent.start(batch), batch.starts(0, len(batch.obs))
+    ).detach()
+    steps, chunks = q.shape[:2]
+    nothing = agent.online.initial_state(steps * chunks)
+    alone, _ = agent.online.act(batch.obs.flatten(0, 1), nothing)
+    torch.testing.assert_close(q, alone.detach().view_as(q))
+    hidden, cell, previous = agent.remember(None, np.ones(1, dtype=bool))
+    other = hidden + 1, cell - 1, previous  # what another past would have left
+    obs, no_start = np.full((1, 4), 0.1, np.float32), np.zeros(1, dtype=bool)
+    pasts = (hidden, cell, previous), other
+    after = [agent.act(obs, past, no_start, explore=False)[1] for past in pasts]
+    for one, two in zip(*after, strict=True):
+        assert torch.equal(one, two)
+
+
 # Bad input
 
 

@@ -1,6 +1,7 @@
 """DrQ-v2: its shifts, its encoder, its losses, whose gradient goes where, and exact resume."""
 
 import json
+import math
 import runpy
 import shlex
 from collections.abc import Iterator
@@ -314,6 +315,25 @@ def test_an_update_of_both_moves_the_encoder_as_one_of_the_critic_alone() -> Non
     encoders = [list(agent.model.encoder_parameters()) for agent in agents]
     for one, two in zip(*encoders, strict=True):
         assert torch.equal(one, two)
+
+
+def test_the_actor_teaches_the_encoder_only_where_it_is_asked_to() -> None:
+    settings: dict[str, Any] = {"policy_delay": 1, "warmup_steps": 59}
+    agents = [grown(reach_agent(actor_teaches_encoder=t, **settings)) for t in (False, True)]
+    first, second = (list(agent.model.encoder_parameters()) for agent in agents)
+    assert not any(torch.equal(*pair) for pair in zip(first, second, strict=True))
+    for agent in agents:  # either way the critics learn from their own loss alone
+        assert agent.updates == agent.actor_updates == 1
+    critics = [list(agent.model.critic_parameters()) for agent in agents]
+    for one, two in zip(*critics, strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_there_are_as_many_critics_as_asked_for(count: int) -> None:
+    agent = grown(reach_agent(num_critics=count))
+    assert agent.q_values(agent.observation_space.sample()[None]).shape == (1, count)
+    assert agent.updates > 0 and math.isfinite(agent.update(agent.sample()).loss)
 
 
 def test_the_actor_waits_for_its_turn() -> None:

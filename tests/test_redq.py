@@ -140,6 +140,14 @@ def test_policy_maximises_the_mean_of_all_critics() -> None:
     assert float(loss) == pytest.approx(float(expected), rel=1e-5)
 
 
+def test_policy_can_be_asked_to_climb_the_lowest_critic_as_in_sac() -> None:
+    agent = REDQ(**SMALL, policy_value="lowest")
+    q = torch.tensor([[3.0, 1.0, 2.0, 4.0], [0.0, 5.0, 6.0, 7.0]])
+    assert agent.model.share(q).tolist() == [[0, 1, 0, 0], [1, 0, 0, 0]]
+    with pytest.raises(ValueError, match="'policy_value' must be one of 'mean', 'lowest'"):
+        REDQ(**SMALL, policy_value="highest")
+
+
 def test_critics_start_apart() -> None:
     agent = REDQ(**SMALL)
     first = agent.model.critics.weights
