@@ -28,24 +28,25 @@
 
 # %%
 #| export
+import contextlib
 import dataclasses
 import logging
 import os
 import signal
 import socket
 import sys
-import tempfile
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlbook.progress import Interrupted, RunFailed, catch_signals
+from rlbook.progress import Interrupted, catch_signals
 from rlbook.sweep import Item, Outcome, Report, read_outcome, run_item
 
 # %%
-import contextlib
 import subprocess
+import tempfile
 
 from rlbook.figures import load_result
 
@@ -70,11 +71,15 @@ folder = Path(tempfile.mkdtemp())
 
 # %%
 #| export
+RETRIES = 5  # times that a run is begun again because its worker died
+
+
 def import_ray() -> Any:
     """Import Ray, or say how to get it."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it reports to its makers otherwise
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # no warning about GPUs
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # a busy machine takes its time
+    os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))  # without end otherwise
     try:
         import ray
     except ImportError as error:
@@ -99,7 +104,8 @@ def knock(address: str, seconds: float = 10.0) -> None:
 
 def still_there() -> bool:
     """Say whether the cluster that `ray start` began on this machine still answers."""
-    folder = os.environ.get("RAY_TMPDIR", tempfile.gettempdir())
+    own = os.environ.get("TMPDIR") if sys.platform.startswith("linux") else None
+    folder = os.environ.get("RAY_TMPDIR") or own or "/tmp"  # as Ray has it
     try:
         knock(Path(folder, "ray", "ray_current_cluster").read_text().strip(), seconds=2.0)
     except OSError:  # no such file, or nobody at its address
@@ -145,7 +151,8 @@ def do_item(fields: dict[str, Any], directory: str) -> Outcome:
             os._exit(1)  # the worker is taken away: Ray does the task again
         raise
     except Exception:
-        Path(fields["run_dir"], "log.txt").write_text(traceback.format_exc())
+        with contextlib.suppress(OSError):  # perhaps it could not be written in the first place
+            Path(fields["run_dir"], "log.txt").write_text(traceback.format_exc())
         raise
 
 
@@ -164,19 +171,19 @@ def one_sentence(error: Exception) -> str:
 # %% [markdown]
 # Two kinds of failure need two answers. A worker that **dies**, because its machine was taken away
 # or its memory ran out, says nothing about the run, and the task is done again, `RETRIES` times at
-# most. (So that SIGTERM, with which machines are taken away, counts as dying and not as Ctrl-C, the
-# worker leaves at once after its checkpoint.) A run that **raises**, because a loss is not finite,
+# most. (Ray counts the workers that it ends itself to save memory apart, and by default it does their
+# tasks again without end. The clusters that `import_ray` starts do not; one that is there already has
+# settings of its own.) So that SIGTERM, with which machines are taken away, counts as dying and not
+# as Ctrl-C, the worker leaves at once after its checkpoint. A run that **raises**, because a loss is not finite,
 # would raise again: it is the result, and the sweep reports it. Ray's `max_retries` makes that very
 # difference.
 #
 # On Ctrl-C the tasks are cancelled, which reaches a run as Ctrl-C does: it writes a checkpoint and
-# ends.
+# ends. And what a worker has written on another machine may take a moment to be seen here, since
+# network disks remember for some seconds that a file was not there.
 
 # %%
 #| export
-RETRIES = 5  # times that a run is begun again because its worker died
-
-
 def run_on_ray(
     plan: Sequence[Item], jobs: int | None = None, say: Callable[[str], None] = print
 ) -> list[Item]:
@@ -209,17 +216,20 @@ def cancel(ray: Any, tasks: list[Any]) -> None:
         ray.wait(tasks, num_returns=len(tasks), timeout=60)
 
 
-def why_it_ended(ray: Any, done: Any, item: Item) -> str:
-    """Say why a task failed; raise where it did not, but left nothing that can be seen here."""
+def why_it_ended(ray: Any, done: Any, item: Item, patience: float = 20.0) -> str:
+    """Say why a task failed, or that what it left cannot be seen here, after some seconds."""
     try:
         ray.get(done)
-    except ray.exceptions.RayError as error:
+        end = time.monotonic() + patience
+        while read_outcome(item.run_dir) is None:
+            if time.monotonic() > end:
+                return (
+                    f"a worker finished {item.run_dir}, but it is not here: give --run-dir a "
+                    "directory on a disk that all machines share"
+                )
+            time.sleep(0.2)
+    except (ray.exceptions.RayError, ValueError) as error:
         return one_sentence(error)
-    if read_outcome(item.run_dir) is None:
-        raise RunFailed(
-            f"A worker finished {item.run_dir}, but it is not here: give --run-dir a directory "
-            "on a disk that all machines share."
-        )
     return ""
 
 
@@ -235,15 +245,14 @@ from rlbook.cli import main
 
 budget = "--total-steps 600 --warmup-steps 200 --epsilon-steps 400 --eval-every 200 --eval-episodes 5"
 line = f"sweep dqn {budget} --checkpoint-every 200 --seeds 2"
-
-
 words = f"{line} --run-dir runs/local --out local.json"
 print(f"$ rlbook {words}")
 with contextlib.chdir(folder):
     assert main(words.split()) == 0
 
+# %%
 words = f"{line} --run-dir runs/ray --out ray.json --backend ray"
-print(f"\n$ rlbook {words}")
+print(f"$ rlbook {words}")
 command = [sys.executable, "-m", "rlbook.cli", *words.split()]
 done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
 assert done.returncode == 0, done.stderr
@@ -271,14 +280,22 @@ print(f"{len(files)} runs, equal byte for byte")
 from rlbook.sweep import sweep
 
 there = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "ray"}
-for backend in ("ray", "slurm"):
-    sys.modules["ray"] = None  # type: ignore[assignment]
-    try:
-        sweep("dqn", {}, backend=backend)
-    except ValueError as error:
-        print(error)
-    del sys.modules["ray"]
+sys.modules["ray"] = None  # type: ignore[assignment]
+try:
+    sweep("dqn", {}, backend="ray")
+except ValueError as error:
+    print(error)
+del sys.modules["ray"]
 sys.modules.update(there)
+
+# %% [markdown]
+# A backend that nobody has written is a mistake, too:
+
+# %%
+try:
+    sweep("dqn", {}, backend="slurm")
+except ValueError as error:
+    print(error)
 
 # %% [markdown]
 # ## Honest edges
@@ -292,8 +309,9 @@ sys.modules.update(there)
 #   order.
 # - **Ray starts slowly**, and a worker imports torch anew. For runs of seconds the local backend is
 #   faster.
-# - **A run that stops ends as failed** if its worker dies more often than `RETRIES` allows; the same
-#   command goes on from its checkpoint.
+# - **A run whose worker dies more than `RETRIES` times counts as failed**; the same command goes on
+#   from its checkpoint. That a run whose worker was ended goes on, and ends with the same bytes, is
+#   shown in `tests/test_sweep_ray.py`, by SIGKILL and by SIGTERM.
 #
 # ## Exercises
 #
@@ -309,6 +327,7 @@ sys.modules.update(there)
 # that part six times, and then report what it knew after the first.
 #
 # ```python
+# from rlbook.progress import RunFailed
 # from rlbook.sweep import make_plan
 #
 # short = {"total_steps": 600, "warmup_steps": 200, "eval_every": 200, "checkpoint_every": 200}
@@ -387,15 +406,17 @@ print(to_task(item)["run_dir"])
 # </details>
 
 # %% [markdown]
-# **Exercise 4.** A cheap machine is taken away about once an hour. A run makes 1,000 steps a second
-# and writes a checkpoint every 50,000 steps. What part of its work is done twice?
+# **Exercise 4.** A spot machine is cheap because it may be taken away, say about once an hour and
+# without a warning. A run makes 1,000 steps a second and writes a checkpoint every 50,000 steps. What
+# part of its work is done twice? And if SIGTERM comes a minute before?
 
 # %% [markdown]
 # <details>
 # <summary>Solution</summary>
 #
 # Checkpoints are 50 s apart, and the end comes on average in the middle between two. So 25 s of
-# 3,600 are lost: 0.7 %, and the start of a new worker on top.
+# 3,600 are lost: 0.7 %, and the start of a new worker on top. With a SIGTERM first, next to nothing
+# is done twice: the run writes a checkpoint before it leaves.
 #
 # ```python
 # lost = 50_000 / 1_000 / 2

@@ -15,12 +15,12 @@
 # # Sweeps
 #
 # One training run is an anecdote: with another seed the same code scores 500 or 200. In this
-# chapter you build the tool that made every comparison in this book. It trains each variant of an
+# chapter you build the tool that made the learning curves of this book. It trains each variant of an
 # algorithm with several seeds, one process per run and as many at a time as you have cores. You may
-# stop it at any moment, by Ctrl-C or by the plug: the same command goes on where it stopped and
-# repeats nothing. At the end it prints a mean and an interquartile mean for each variant, both with
-# an interval, and writes one small file that holds every curve, the settings, the seeds, the
-# versions and the command.
+# stop it at any moment, by Ctrl-C or by the plug: the same command goes on from the last checkpoints
+# and repeats no run that is finished. At the end it prints a mean and an interquartile mean for each
+# variant, both with an interval, and writes one small file that holds every curve, the settings, the
+# seeds, the versions and the command.
 #
 # | | |
 # |---|---|
@@ -81,14 +81,15 @@ folder = Path(tempfile.mkdtemp())
 # ## The problem: how often is one seed wrong?
 #
 # Say that algorithm A is better than B by half a standard deviation of its score between seeds,
-# which is a large step forward in this field. You train each with $n$ seeds and believe the higher
+# which statisticians call a medium effect. You train each with $n$ seeds and believe the higher
 # mean. The difference of the two means has the standard deviation $\sigma\sqrt{2/n}$, so you are
 # wrong with probability
 #
 # $$P(\text{wrong}) = \Phi\Bigl(-\frac{d}{\sigma}\sqrt{\frac{n}{2}}\Bigr)$$
 #
-# where $\Phi$ is the normal distribution and $d/\sigma = 0.5$. By hand, for one seed:
-# $\Phi(-0.354) = 0.36$. You might as well toss a coin that is slightly bent.
+# where $\Phi(z)$ is the probability that a standard normal number is below $z$, and
+# $d/\sigma = 0.5$. By hand, for one seed: $\Phi(-0.354) = 0.36$. You might as well toss a coin that
+# is slightly bent.
 
 
 # %%
@@ -97,6 +98,22 @@ def chance_of_error(n: np.ndarray, effect: float = 0.5) -> np.ndarray:
     return np.array([NormalDist().cdf(-effect * np.sqrt(count / 2)) for count in n])
 
 
+assert abs(chance_of_error(np.array([1]))[0] - 0.36) < 0.005
+seeds_axis = np.arange(1, 41)
+figure, ax = plt.subplots(figsize=(6, 3.2))
+ax.plot(seeds_axis, chance_of_error(seeds_axis), color=PALETTE[0])
+ax.axhline(0.05, color=COLORS["random"], linestyle="--", linewidth=1)
+ax.annotate("5 %", (40, 0.05), (0, 4), textcoords="offset points", ha="right")
+ax.set(xlabel="seeds of each algorithm", ylabel="probability of believing\nthe worse one")
+ax.set(ylim=(0, 0.5), title="A is better than B by half a standard deviation")
+plt.show()
+
+# %% [markdown]
+# So a claim of this size needs some twenty seeds. And does the interval that you print beside a mean
+# hold the truth as often as it says? Draw many sets of $n$ scores, and count the misses:
+
+
+# %%
 def missed(n: int, factor: float, rng: np.random.Generator) -> float:
     """Return how often mean ± factor · standard error of n seeds misses the true mean."""
     scores = rng.normal(size=(20_000, n))
@@ -104,30 +121,22 @@ def missed(n: int, factor: float, rng: np.random.Generator) -> float:
     return float(np.mean(np.abs(scores.mean(axis=1)) > factor * error))
 
 
-assert abs(chance_of_error(np.array([1]))[0] - 0.36) < 0.005
-seeds_axis, rng = np.arange(1, 41), np.random.default_rng(0)
-figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4))
-left.plot(seeds_axis, chance_of_error(seeds_axis), color=PALETTE[0])
-left.axhline(0.05, color=COLORS["random"], linestyle="--", linewidth=1)
-left.set(xlabel="seeds of each algorithm", ylabel="probability of believing the worse one")
-left.set(ylim=(0, 0.5), title="A is better than B by half a standard deviation")
-
-counts = np.array([2, 3, 4, 5, 7, 10, 15, 20])
+counts, rng = np.array([2, 3, 4, 5, 7, 10, 15, 20]), np.random.default_rng(0)
 naive = [missed(n, 1.96, rng) for n in counts]
 student = [missed(n, float(stdtrit(n - 1, 0.975)), rng) for n in counts]
-right.plot(counts, naive, "o-", color=PALETTE[3], label="mean ± 1.96 standard errors")
-right.plot(counts, student, "o-", color=PALETTE[2], label="Student's t, as in this book")
-right.axhline(0.05, color=COLORS["random"], linestyle="--", linewidth=1)
-right.set(xlabel="seeds", ylabel="how often the interval misses the truth", ylim=(0, 0.4))
-right.set(xticks=counts, title="a 95 % interval should miss in 5 %")
-right.legend()
+figure, ax = plt.subplots(figsize=(6, 3.2))
+ax.plot(counts, naive, "o-", color=PALETTE[3], label="mean ± 1.96 standard errors")
+ax.plot(counts, student, "o-", color=PALETTE[2], label="Student's t, as in this book")
+ax.axhline(0.05, color=COLORS["random"], linestyle="--", linewidth=1)
+ax.set(xlabel="seeds", ylabel="how often the interval\nmisses the truth", ylim=(0, 0.4))
+ax.set(xticks=counts, title="a 95 % interval should miss in 5 %")
+ax.legend()
 plt.show()
 
 # %% [markdown]
-# The left side says how many seeds a claim needs. The right side says that with few seeds the usual
-# ±1.96 standard errors promise too much: with three seeds a "95 % interval" misses the truth almost
-# every fifth time. Student's t makes it as wide as it has to be, and `mean_interval` from
-# [environments](envs.ipynb) does that.
+# With few seeds the usual ±1.96 standard errors promise too much: with three seeds a "95 % interval"
+# misses the truth almost every fifth time. Student's t makes it as wide as it has to be, and
+# `mean_interval` from [environments](envs.ipynb) does that.
 #
 # ## Variants
 #
@@ -225,6 +234,27 @@ def check_seeds(seeds: Any) -> list[int]:
     return list(seeds)
 
 
+# %% [markdown]
+# Each variant has a folder, named after it as far as a file system allows. Of two variants that come
+# to the same name the later gets a number, so that a variant added at the end never renames another,
+# whose runs would have to be done again.
+
+# %%
+#| export
+def folder_names(variants: Sequence[str]) -> list[str]:
+    """Return a different folder for each variant."""
+    folders: list[str] = []
+    for name in variants:
+        plain_name = re.sub(r"[^\w.=]+", "-", name).strip("-.") or "variant"
+        plain_name += "_" * plain_name.endswith(".json")  # results have such names
+        tries = (f"{plain_name}_{i}" if i > 1 else plain_name for i in itertools.count(1))
+        folders.append(next(name for name in tries if name not in folders))
+    return folders
+
+# %%
+assert folder_names(["lr=0.1", "a b"]) == ["lr=0.1", "a-b"]
+assert folder_names(["lr=0.1", "a b", "a-b"]) == ["lr=0.1", "a-b", "a-b_2"]
+
 # %%
 #| export
 def make_plan(
@@ -238,12 +268,8 @@ def make_plan(
     algos = [str(every.pop("algo")) for every in whole]
     for name, every in zip(algos, whole, strict=True):
         check_names(find_algorithm(name).config_class, every)
-    folders = [re.sub(r"[^\w.=]+", "-", name).strip("-.") or "variant" for name in variants]
-    folders = [f"{folder}_" if folder.endswith(".json") else folder for folder in folders]
-    if len(set(folders)) < len(folders):
-        folders = [f"{i}-{folder}" for i, folder in enumerate(folders)]
     plan = []
-    rows = list(zip(algos, variants, folders, whole, strict=True))
+    rows = list(zip(algos, variants, folder_names(list(variants)), whole, strict=True))
     for seed, (name, variant, folder, every) in itertools.product(seeds, rows):
         run_dir = str(directory / folder / f"seed_{seed}")
         plan.append(Item(name, variant, seed, run_dir, dict(every)))
@@ -259,6 +285,29 @@ for item in make_plan("dqn", {"total_steps": 2_000}, grid(["n_step=1,10"]), [0, 
 # that holds runs with other settings must not be mixed with new ones. Note what is allowed: more
 # seeds and more variants in the same folder. What is there already is not repeated. Two variants that
 # come to the same settings, as `lr=1e-3` and `lr=0.001` do, would be the same runs twice.
+
+# %%
+#| export
+def plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings as they come back from a file, where a tuple is a list."""
+    try:
+        return dict(json.loads(json.dumps(settings)))
+    except (TypeError, ValueError, RecursionError):
+        raise ValueError(
+            "A sweep needs settings that a file can hold: numbers, texts, lists and mappings."
+        ) from None
+
+
+def check_keys(value: Any) -> None:
+    """Raise unless settings survive the way through a file, where keys are texts."""
+    if isinstance(value, dict):
+        plain(value)
+        if not all(isinstance(key, str) for key in value):
+            raise ValueError("A sweep needs settings whose mappings have texts as keys.")
+    for part in value.values() if isinstance(value, dict) else value:
+        if isinstance(part, dict | list | tuple):
+            check_keys(part)
+
 
 # %%
 #| export
@@ -293,36 +342,16 @@ def check_same(stored: dict[str, Any], item: Item) -> None:
             )
 
 
-def check_keys(value: Any) -> None:
-    """Raise unless settings survive the way through a file, where keys are texts."""
-    if isinstance(value, dict):
-        plain(value)
-        if not all(isinstance(key, str) for key in value):
-            raise ValueError("A sweep needs settings whose mappings have texts as keys.")
-    for part in value.values() if isinstance(value, dict) else value:
-        if isinstance(part, dict | list | tuple):
-            check_keys(part)
-
-
-def plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings as they come back from a file, where a tuple is a list."""
-    try:
-        return dict(json.loads(json.dumps(settings)))
-    except (TypeError, ValueError, RecursionError):
-        raise ValueError(
-            "A sweep needs settings that a file can hold: numbers, texts, lists and mappings."
-        ) from None
-
-
 # %% [markdown]
 # ## One run
 #
 # `run_item` is the heart, and it has no state of its own. Called for the first time it trains;
 # called after a crash it goes on from the last checkpoint; called when all is done it only reads
 # what is there. So whoever calls it, in whichever process, need not remember anything. It leaves a
-# note of its seconds beside the run, since the metrics must not hold times: they would differ from
-# run to run. Another sweep may have come by in the same folder meanwhile, so what lies there is taken
-# only if its settings are those that are wanted (`outcome_of`), and damage is said, never counted.
+# note of its seconds, its day and its versions beside the run, since the metrics must not hold times:
+# they would differ from run to run. Another sweep may have come by in the same folder meanwhile, so
+# what lies there is taken only if its settings are those that are wanted (`outcome_of`), and damage is
+# said, never counted.
 
 # %%
 #| export
@@ -380,6 +409,12 @@ def read_note(folder: str | Path) -> dict[str, Any]:
     return note if sound else {"seconds": 0.0}
 
 
+def versions() -> dict[str, str]:
+    """Return the versions that decide the numbers."""
+    packages = {name: version(name) for name in ("torch", "numpy", "gymnasium")}
+    return {"python": platform.python_version(), **packages, "rlbook": rlbook.__version__}
+
+
 def write_note(folder: str | Path, note: dict[str, Any]) -> None:
     """Write the note in one step."""
     path = Path(folder) / NOTE
@@ -423,7 +458,8 @@ def run_item(item: Item) -> Outcome:
             finished = True
         finally:
             seconds = note["seconds"] + time.perf_counter() - began
-            write_note(folder, {"seconds": seconds, "finished": finished})
+            today = {"created": datetime.date.today().isoformat(), "versions": versions()}
+            write_note(folder, {"seconds": seconds, "finished": finished, **today})
         outcome = read_outcome(folder)
         assert outcome is not None
         return outcome
@@ -535,11 +571,6 @@ class Workers:
 
 # %%
 #| export
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def last_words(item: Item, code: int) -> str:
     """Say why a process failed: the signal that ended it, or the last line that it printed."""
     if code < 0:
@@ -626,6 +657,11 @@ class Report:
 # %%
 #| export
 Backend = Callable[[Sequence[Item], int | None, Callable[[str], None]], list[Item]]
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run_plan(
@@ -744,10 +780,16 @@ def defaults(algo: str) -> dict[str, Any]:
     return {name: value for name, value in own.items() if name not in SET_BY_THE_SWEEP}
 
 
-def versions() -> dict[str, str]:
-    """Return the versions that decide the numbers."""
-    packages = {name: version(name) for name in ("torch", "numpy", "gymnasium")}
-    return {"python": platform.python_version(), **packages, "rlbook": rlbook.__version__}
+def made_when(plan: Sequence[Item]) -> dict[str, Any]:
+    """Return the last day on which a run was made, and with which versions; all, if they differ."""
+    notes = [read_note(item.run_dir) for item in plan]
+    made_with = [note.get("versions") or versions() for note in notes]
+    together = {
+        name: ", ".join(dict.fromkeys(str(each.get(name, "unknown")) for each in made_with))
+        for name in versions()
+    }
+    today = datetime.date.today().isoformat()
+    return {"versions": together, "created": max(str(note.get("created", today)) for note in notes)}
 
 
 # %%
@@ -775,8 +817,7 @@ def collect(plan: Sequence[Item], command: str, seconds: float) -> dict[str, Any
         "algo": ", ".join(dict.fromkeys(item.algo for item in plan)),
         "env_id": ", ".join(dict.fromkeys(item.config().env_id for item in plan)),
         "seeds": list(dict.fromkeys(item.seed for item in plan)),
-        "versions": versions(),
-        "created": datetime.date.today().isoformat(),
+        **made_when(plan),
         "seconds": short(seconds),
         "defaults": {algo: defaults(algo) for algo in dict.fromkeys(item.algo for item in plan)},
         "runs": runs,
@@ -786,8 +827,8 @@ def collect(plan: Sequence[Item], command: str, seconds: float) -> dict[str, Any
 # %% [markdown]
 # A stored result may have cost a day, so the file that you name with `--out` is only replaced by a
 # newer result of the same sweep. That, and whether it can be written at all, is checked before the
-# first run, not after the last. Without
-# `--out` the result stands beside the runs, always that of the last sweep there.
+# first run, not after the last. Without `--out` the result stands beside the runs, always that of the
+# last sweep there.
 
 # %%
 #| export
@@ -826,6 +867,12 @@ def check_writable(folder: Path) -> None:
         raise ValueError(f"Cannot write into {folder}: {error.strerror or error}.") from error
 
 
+# %% [markdown]
+# JSON with an indent puts each number of a list on a line of its own. One curve a line is easier to
+# read, and so are the differences between two versions of a file:
+
+# %%
+#| export
 TEXT_OR_NUMBERS = r'"(?:[^"\\]|\\.)*"|\[[^\[\]{}"]*\]'  # brackets in a text stay
 
 
@@ -879,7 +926,6 @@ def sweep(
         check_out(target, plan)
     for place in (folder, target.parent):
         check_writable(place)
-    nothing_to_do = all(outcome_of(item) for item in plan)
     began, runs = time.perf_counter(), sorted(item.run_dir for item in plan)
     note = read_note(folder)
     before = note["seconds"] if note.get("runs") == runs else 0.0  # another sweep's do not count
@@ -892,9 +938,6 @@ def sweep(
         names = ", ".join(f"{item.variant} seed {item.seed}" for item in failed)
         raise RunFailed(f"{len(failed)} of {len(plan)} runs failed ({names}): nothing is written.")
     result = collect(plan, command, seconds)
-    if nothing_to_do and out is not None and target.exists():  # it was made another day
-        old = json.loads(target.read_text())
-        result |= {key: old[key] for key in ("versions", "created") if key in old}
     write_result(target, result)
     say(f"{summary(result)}\nThe result is in {target}.")
     return result
@@ -910,9 +953,9 @@ if __name__ == "__main__" and "__file__" in globals():
 # %% [markdown]
 # ## Stopped in the middle
 #
-# What do 10-step returns buy on CartPole within a budget that is far too small for either variant?
-# Two variants, three seeds, six runs of a few seconds each. The command runs as your shell would
-# run it, and as soon as one run has finished and another is in the middle, somebody presses Ctrl-C.
+# What do 10-step returns buy on CartPole within 3,000 steps? Two variants, three seeds, six runs of
+# about a second each. The command runs as your shell would run it, and as soon as one run has
+# finished and another is in the middle, somebody presses Ctrl-C.
 
 # %%
 budget = "--total-steps 3000 --epsilon-steps 1500 --eval-every 500 --eval-episodes 5"
@@ -970,12 +1013,13 @@ assert len(after) == 6 and all(after[run] == when for run, when in before.items(
 result = load_result(folder / "steps.json")
 variant, seed = cut[0].split()[0], int(cut[0][-1])
 own = {**result["runs"][variant]["settings"]}
-again = run_item(make_plan("dqn", own, {"again": {}}, [seed], folder / "runs/again")[0])
-print(cut[0], again.returns)
-assert again.returns == result["runs"][variant]["returns"][seed]
+again = make_plan("dqn", own, {"again": {}}, [seed], folder / "runs/again")[0]
+print(cut[0], run_item(again).returns)
+was_cut = folder / "runs/steps" / variant / f"seed_{seed}" / "metrics.jsonl"
+assert Path(again.run_dir, "metrics.jsonl").read_bytes() == was_cut.read_bytes()
 
 # %% [markdown]
-# Not one digit. The file holds all of it. `plot_result` draws the curves, `plot_scores` the last
+# Not one digit in any line of its metrics. The file holds all of it. `plot_result` draws the curves, `plot_scores` the last
 # evaluations: each seed a dot, and the interquartile mean with its interval. `rlbook plot steps.json`
 # draws both.
 
@@ -992,8 +1036,11 @@ print(json.dumps(small, indent=1), f"{(folder / 'steps.json').stat().st_size:,} 
 # %% [markdown]
 # Three seeds give a band that leaves the range of possible returns, which is the truth about three
 # seeds. The bootstrap knows no more than the seeds that it draws from: of three, its interval is the
-# range from the lowest to the highest, however far the next one may be from there. [DQN](dqn.ipynb)
-# asks the same question with ten times the steps and five seeds.
+# range from the lowest to the highest, however far the next one may be from there.
+#
+# Nor are 3,000 steps enough. [DQN](dqn.ipynb) asks the same question with ten times as many and five
+# seeds, and there the answer is clear: an interquartile mean of 500 with 10 steps and of 238 with one.
+# Whatever the figure above says, too few steps mislead as surely as too few seeds.
 #
 # ## Mistakes
 
@@ -1022,11 +1069,12 @@ assert not (folder / "runs/wrong").exists()
 #   are not. That of the interquartile mean takes the seeds at hand for all there are: with five it
 #   is too narrow, as [figures](figures.ipynb) measures, and with three or fewer seeds nothing is
 #   trimmed. So both stand in the summary, and figures show the seeds beside the interval.
-# - The seeds of two variants are the same numbers, but the runs share no randomness after the first
-#   update. Treat them as independent.
+# - Two variants with the same seed share the starts of their evaluations, and those of their episodes
+#   after each checkpoint, though they soon play different games. The intervals ignore that and treat
+#   the runs as independent.
 # - Seconds are counted while several runs share a machine. Compare them within one sweep only.
 # - After a SIGKILL the seconds of the killed process are lost; the numbers of the run are not.
-# - A stored result names its day and the versions that made it. A later revision of this book may
+# - A stored result names the last day on which one of its runs was made, and the versions. A later revision of this book may
 #   round differently, so the same seed may end elsewhere; the distribution over seeds should not.
 #
 # ## Exercises

@@ -15,28 +15,32 @@ __all__ = [
 ]
 
 # %% book/cluster.py · A cluster
+import contextlib
 import dataclasses
 import logging
 import os
 import signal
 import socket
 import sys
-import tempfile
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlbook.progress import Interrupted, RunFailed, catch_signals
+from rlbook.progress import Interrupted, catch_signals
 from rlbook.sweep import Item, Outcome, Report, read_outcome, run_item
 
-
 # %% book/cluster.py · Finding the cluster
+RETRIES = 5  # times that a run is begun again because its worker died
+
+
 def import_ray() -> Any:
     """Import Ray, or say how to get it."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it reports to its makers otherwise
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # no warning about GPUs
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")  # a busy machine takes its time
+    os.environ.setdefault("RAY_task_oom_retries", str(RETRIES))  # without end otherwise
     try:
         import ray
     except ImportError as error:
@@ -59,7 +63,8 @@ def knock(address: str, seconds: float = 10.0) -> None:
 
 def still_there() -> bool:
     """Say whether the cluster that `ray start` began on this machine still answers."""
-    folder = os.environ.get("RAY_TMPDIR", tempfile.gettempdir())
+    own = os.environ.get("TMPDIR") if sys.platform.startswith("linux") else None
+    folder = os.environ.get("RAY_TMPDIR") or own or "/tmp"  # as Ray has it
     try:
         knock(Path(folder, "ray", "ray_current_cluster").read_text().strip(), seconds=2.0)
     except OSError:  # no such file, or nobody at its address
@@ -96,7 +101,8 @@ def do_item(fields: dict[str, Any], directory: str) -> Outcome:
             os._exit(1)  # the worker is taken away: Ray does the task again
         raise
     except Exception:
-        Path(fields["run_dir"], "log.txt").write_text(traceback.format_exc())
+        with contextlib.suppress(OSError):  # perhaps it could not be written in the first place
+            Path(fields["run_dir"], "log.txt").write_text(traceback.format_exc())
         raise
 
 
@@ -110,9 +116,6 @@ def one_sentence(error: Exception) -> str:
     cause = getattr(error, "cause", None) or error
     lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
     return lines[-1].removeprefix("ValueError: ") if lines else type(cause).__name__
-
-
-RETRIES = 5  # times that a run is begun again because its worker died
 
 
 def run_on_ray(
@@ -147,15 +150,18 @@ def cancel(ray: Any, tasks: list[Any]) -> None:
         ray.wait(tasks, num_returns=len(tasks), timeout=60)
 
 
-def why_it_ended(ray: Any, done: Any, item: Item) -> str:
-    """Say why a task failed; raise where it did not, but left nothing that can be seen here."""
+def why_it_ended(ray: Any, done: Any, item: Item, patience: float = 20.0) -> str:
+    """Say why a task failed, or that what it left cannot be seen here, after some seconds."""
     try:
         ray.get(done)
-    except ray.exceptions.RayError as error:
+        end = time.monotonic() + patience
+        while read_outcome(item.run_dir) is None:
+            if time.monotonic() > end:
+                return (
+                    f"a worker finished {item.run_dir}, but it is not here: give --run-dir a "
+                    "directory on a disk that all machines share"
+                )
+            time.sleep(0.2)
+    except (ray.exceptions.RayError, ValueError) as error:
         return one_sentence(error)
-    if read_outcome(item.run_dir) is None:
-        raise RunFailed(
-            f"A worker finished {item.run_dir}, but it is not here: give --run-dir a directory "
-            "on a disk that all machines share."
-        )
     return ""

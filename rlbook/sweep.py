@@ -24,11 +24,13 @@ __all__ = [
     "cores",
     "defaults",
     "find_backend",
+    "folder_names",
     "follow_parent",
     "grid",
     "iqm_interval",
     "last_step",
     "last_words",
+    "made_when",
     "make_plan",
     "outcome_of",
     "overrides",
@@ -138,6 +140,17 @@ def check_seeds(seeds: Any) -> list[int]:
     return list(seeds)
 
 
+def folder_names(variants: Sequence[str]) -> list[str]:
+    """Return a different folder for each variant."""
+    folders: list[str] = []
+    for name in variants:
+        plain_name = re.sub(r"[^\w.=]+", "-", name).strip("-.") or "variant"
+        plain_name += "_" * plain_name.endswith(".json")  # results have such names
+        tries = (f"{plain_name}_{i}" if i > 1 else plain_name for i in itertools.count(1))
+        folders.append(next(name for name in tries if name not in folders))
+    return folders
+
+
 def make_plan(
     algo: str, settings: dict[str, Any], variants: Variants, seeds: list[int], directory: Path
 ) -> list[Item]:
@@ -149,16 +162,33 @@ def make_plan(
     algos = [str(every.pop("algo")) for every in whole]
     for name, every in zip(algos, whole, strict=True):
         check_names(find_algorithm(name).config_class, every)
-    folders = [re.sub(r"[^\w.=]+", "-", name).strip("-.") or "variant" for name in variants]
-    folders = [f"{folder}_" if folder.endswith(".json") else folder for folder in folders]
-    if len(set(folders)) < len(folders):
-        folders = [f"{i}-{folder}" for i, folder in enumerate(folders)]
     plan = []
-    rows = list(zip(algos, variants, folders, whole, strict=True))
+    rows = list(zip(algos, variants, folder_names(list(variants)), whole, strict=True))
     for seed, (name, variant, folder, every) in itertools.product(seeds, rows):
         run_dir = str(directory / folder / f"seed_{seed}")
         plan.append(Item(name, variant, seed, run_dir, dict(every)))
     return plan
+
+
+def plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings as they come back from a file, where a tuple is a list."""
+    try:
+        return dict(json.loads(json.dumps(settings)))
+    except (TypeError, ValueError, RecursionError):
+        raise ValueError(
+            "A sweep needs settings that a file can hold: numbers, texts, lists and mappings."
+        ) from None
+
+
+def check_keys(value: Any) -> None:
+    """Raise unless settings survive the way through a file, where keys are texts."""
+    if isinstance(value, dict):
+        plain(value)
+        if not all(isinstance(key, str) for key in value):
+            raise ValueError("A sweep needs settings whose mappings have texts as keys.")
+    for part in value.values() if isinstance(value, dict) else value:
+        if isinstance(part, dict | list | tuple):
+            check_keys(part)
 
 
 def check_plan(plan: Sequence[Item]) -> None:
@@ -190,27 +220,6 @@ def check_same(stored: dict[str, Any], item: Item) -> None:
                 f"{item.run_dir} holds a run with {name} {there[name]!r}, not {value!r}: "
                 "choose another directory with --run-dir."
             )
-
-
-def check_keys(value: Any) -> None:
-    """Raise unless settings survive the way through a file, where keys are texts."""
-    if isinstance(value, dict):
-        plain(value)
-        if not all(isinstance(key, str) for key in value):
-            raise ValueError("A sweep needs settings whose mappings have texts as keys.")
-    for part in value.values() if isinstance(value, dict) else value:
-        if isinstance(part, dict | list | tuple):
-            check_keys(part)
-
-
-def plain(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings as they come back from a file, where a tuple is a list."""
-    try:
-        return dict(json.loads(json.dumps(settings)))
-    except (TypeError, ValueError, RecursionError):
-        raise ValueError(
-            "A sweep needs settings that a file can hold: numbers, texts, lists and mappings."
-        ) from None
 
 
 # %% book/sweep.py · One run
@@ -266,6 +275,12 @@ def read_note(folder: str | Path) -> dict[str, Any]:
     return note if sound else {"seconds": 0.0}
 
 
+def versions() -> dict[str, str]:
+    """Return the versions that decide the numbers."""
+    packages = {name: version(name) for name in ("torch", "numpy", "gymnasium")}
+    return {"python": platform.python_version(), **packages, "rlbook": rlbook.__version__}
+
+
 def write_note(folder: str | Path, note: dict[str, Any]) -> None:
     """Write the note in one step."""
     path = Path(folder) / NOTE
@@ -302,7 +317,8 @@ def run_item(item: Item) -> Outcome:
             finished = True
         finally:
             seconds = note["seconds"] + time.perf_counter() - began
-            write_note(folder, {"seconds": seconds, "finished": finished})
+            today = {"created": datetime.date.today().isoformat(), "versions": versions()}
+            write_note(folder, {"seconds": seconds, "finished": finished, **today})
         outcome = read_outcome(folder)
         assert outcome is not None
         return outcome
@@ -378,11 +394,6 @@ class Workers:
         self.running.clear()
 
 
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def last_words(item: Item, code: int) -> str:
     """Say why a process failed: the signal that ended it, or the last line that it printed."""
     if code < 0:
@@ -453,6 +464,11 @@ class Report:
 
 
 Backend = Callable[[Sequence[Item], int | None, Callable[[str], None]], list[Item]]
+
+
+def cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run_plan(
@@ -533,10 +549,16 @@ def defaults(algo: str) -> dict[str, Any]:
     return {name: value for name, value in own.items() if name not in SET_BY_THE_SWEEP}
 
 
-def versions() -> dict[str, str]:
-    """Return the versions that decide the numbers."""
-    packages = {name: version(name) for name in ("torch", "numpy", "gymnasium")}
-    return {"python": platform.python_version(), **packages, "rlbook": rlbook.__version__}
+def made_when(plan: Sequence[Item]) -> dict[str, Any]:
+    """Return the last day on which a run was made, and with which versions; all, if they differ."""
+    notes = [read_note(item.run_dir) for item in plan]
+    made_with = [note.get("versions") or versions() for note in notes]
+    together = {
+        name: ", ".join(dict.fromkeys(str(each.get(name, "unknown")) for each in made_with))
+        for name in versions()
+    }
+    today = datetime.date.today().isoformat()
+    return {"versions": together, "created": max(str(note.get("created", today)) for note in notes)}
 
 
 def collect(plan: Sequence[Item], command: str, seconds: float) -> dict[str, Any]:
@@ -562,8 +584,7 @@ def collect(plan: Sequence[Item], command: str, seconds: float) -> dict[str, Any
         "algo": ", ".join(dict.fromkeys(item.algo for item in plan)),
         "env_id": ", ".join(dict.fromkeys(item.config().env_id for item in plan)),
         "seeds": list(dict.fromkeys(item.seed for item in plan)),
-        "versions": versions(),
-        "created": datetime.date.today().isoformat(),
+        **made_when(plan),
         "seconds": short(seconds),
         "defaults": {algo: defaults(algo) for algo in dict.fromkeys(item.algo for item in plan)},
         "runs": runs,
@@ -649,7 +670,6 @@ def sweep(
         check_out(target, plan)
     for place in (folder, target.parent):
         check_writable(place)
-    nothing_to_do = all(outcome_of(item) for item in plan)
     began, runs = time.perf_counter(), sorted(item.run_dir for item in plan)
     note = read_note(folder)
     before = note["seconds"] if note.get("runs") == runs else 0.0  # another sweep's do not count
@@ -662,9 +682,6 @@ def sweep(
         names = ", ".join(f"{item.variant} seed {item.seed}" for item in failed)
         raise RunFailed(f"{len(failed)} of {len(plan)} runs failed ({names}): nothing is written.")
     result = collect(plan, command, seconds)
-    if nothing_to_do and out is not None and target.exists():  # it was made another day
-        old = json.loads(target.read_text())
-        result |= {key: old[key] for key in ("versions", "created") if key in old}
     write_result(target, result)
     say(f"{summary(result)}\nThe result is in {target}.")
     return result

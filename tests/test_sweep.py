@@ -32,6 +32,7 @@ from rlbook.sweep import (
     check_out,
     check_seeds,
     collect,
+    folder_names,
     grid,
     iqm_interval,
     last_step,
@@ -118,12 +119,27 @@ def test_a_second_call_repeats_nothing(swept: Swept) -> None:
     assert again["runs"] == result["runs"] and again["seconds"] >= result["seconds"]
 
 
-def test_a_result_keeps_the_day_on_which_it_was_made(swept: Swept, tmp_path: Path) -> None:
+def test_a_result_names_the_day_and_the_versions_of_its_runs(swept: Swept, tmp_path: Path) -> None:
     shutil.copytree(swept[0], tmp_path / "a")
-    path = tmp_path / "a" / "x.json"
-    result = json.loads(path.read_text())
-    path.write_text(json.dumps({**result, "created": "1999-12-31"}))
-    assert small_sweep(tmp_path / "a", lambda _: None)["created"] == "1999-12-31"
+    (tmp_path / "a" / "x.json").unlink()
+    notes = sorted((tmp_path / "a" / "runs").glob("*/*/sweep.json"))
+    assert len(notes) == 4
+    for day, path in enumerate(notes, start=1):
+        note = json.loads(path.read_text())
+        note["created"] = f"1999-12-0{day}"
+        note["versions"]["torch"] = "0.1" if day < 4 else "0.2"
+        path.write_text(json.dumps(note))
+    result = small_sweep(tmp_path / "a", lambda _: None)
+    assert result["created"] == "1999-12-04"
+    assert result["versions"] == {**swept[1]["versions"], "torch": "0.1, 0.2"}
+
+
+def test_a_variant_that_is_added_never_moves_another() -> None:
+    names = ["a b", "lr=0.1", "...", "x.json"]
+    before = folder_names(names)
+    assert before == ["a-b", "lr=0.1", "variant", "x.json_"]
+    assert folder_names([*names, "a-b", "a/b", "a-b_2"])[:4] == before
+    assert folder_names([*names, "a-b", "a/b", "a-b_2"])[4:] == ["a-b_2", "a-b_3", "a-b_2_2"]
 
 
 def test_a_run_of_another_sweep_is_no_result_of_this_one(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from helpers import TINY
 
 from rlbook.cluster import as_task, connect, import_ray, knock, run_on_ray, why_it_ended
-from rlbook.progress import Interrupted, RunFailed
+from rlbook.progress import Interrupted
 from rlbook.sweep import Item, make_plan, read_outcome, run_item, sweep
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'rlbook[ray]'")
@@ -130,8 +130,23 @@ def test_ctrl_c_lets_the_runs_write_their_checkpoints(ray: Any, tmp_path: Path) 
 
 def test_a_disk_that_is_not_shared_is_noticed(ray: Any, tmp_path: Path) -> None:
     item = Item("dqn", "dqn", 0, str(tmp_path / "elsewhere"), TINY)
-    with pytest.raises(RunFailed, match="on a disk that all machines share"):
-        why_it_ended(ray, ray.put("an outcome"), item)
+    why = why_it_ended(ray, ray.put("an outcome"), item, patience=0.3)
+    assert why.endswith("give --run-dir a directory on a disk that all machines share")
+
+
+def test_what_a_network_disk_shows_late_is_waited_for(ray: Any, tmp_path: Path) -> None:
+    (item,) = make_plan("dqn", TINY, {"late": {}}, [0], tmp_path)
+    run_item(item)
+    hidden = Path(item.run_dir).rename(tmp_path / "hidden")
+    threading.Timer(0.5, lambda: hidden.rename(item.run_dir)).start()
+    assert why_it_ended(ray, ray.put("an outcome"), item) == ""
+
+
+def test_a_damaged_run_is_one_sentence_and_stops_no_other(ray: Any, tmp_path: Path) -> None:
+    (item,) = make_plan("dqn", TINY, {"damaged": {}}, [0], tmp_path)
+    run_item(item)
+    Path(item.run_dir, "metrics.jsonl").write_text("")
+    assert "metrics.jsonl is damaged" in why_it_ended(ray, ray.put("an outcome"), item)
 
 
 def test_a_cluster_that_is_not_there_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +180,7 @@ def test_a_cluster_that_died_and_left_its_address_is_not_waited_for(
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setenv("TEMP", str(tmp_path / "other"))  # Ray does not look there
     started = list[dict[str, Any]]()
     here = SimpleNamespace(is_initialized=lambda: False, init=lambda **k: started.append(k))
     with socket.create_server(("127.0.0.1", 0)) as server:
