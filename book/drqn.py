@@ -308,7 +308,7 @@ class SequenceQNetwork(nn.Module):
 
 # %% [markdown]
 # Going back through time is left to autograd. Through encoder and head you go by hand, as in DQN,
-# which takes a third of the time: `trace` returns the values and what the way back needs, and
+# which is quicker ([speed](speed.ipynb) has the numbers for DQN): `trace` returns the values and what the way back needs, and
 # `backward` writes the gradient of all weights, given the slope at the values.
 
 # %%
@@ -481,7 +481,8 @@ assert chunk["terminated"][:3].tolist() == [False, True, True]
 # `nn.LSTM` wants time as the first dimension and the batch as the second, so a batch is turned round
 # once, when it becomes tensors. At that moment it is also cheap to note when episodes start. A chunk
 # that begins with its episode needs no reset, since the memory that lies beside it is zero; a network is
-# told of starts only if there are others, which `starts` finds out.
+# told of starts only if there are others, which `starts` finds out. (`forget_each_step` is for the agent
+# without memory: to it each step is a start.)
 
 # %%
 #| export
@@ -894,7 +895,8 @@ assert picked.flatten().tolist() == [2, 3, 3]
 # All settings of DQN apply; a few say what a chunk is. `chunk_length` is how far the gradient
 # reaches back in time. `start_state` says whether a chunk starts from the memory stored with it or
 # from zero, as in the paper: you will compare the two below. The network may also see the action
-# before, which tells it what it pushed.
+# before, which tells it what it pushed. And `memory` can be switched off, so that one can see what it
+# is worth: the same network then starts anew at every step, in acting and in learning.
 
 # %%
 #| export
@@ -1342,8 +1344,9 @@ print(made_by(result))
 plt.show()
 
 # %% [markdown]
-# A chunk of 16 holds cue and turn, and every seed learns. Chunks of 8 and of 4 do no better than a
-# guess until the end.
+# A chunk of 16 holds cue and turn, and every seed learns. With chunks of 8 and of 4 the mean stays at
+# a guess to the end. Single evaluations are sometimes all right and sometimes all wrong: the memory
+# may carry the cue by accident, but nothing teaches the agent to keep it or to use it.
 #
 # The same at length 40, with chunks of 64 steps, and beside it DQN at length 10: mean and 95 %
 # interval of five seeds.
@@ -1388,10 +1391,10 @@ plot_scores(ax, result)
 plt.show()
 
 # %% [markdown]
-# With chunks of 8 the stored memory has the better mean, as one would expect: a chunk that starts
-# empty has seen almost nothing by its end. With 32 steps the empty memory has the better mean. The
-# intervals are wide and overlap in both cases, since at 24,000 steps some seeds have solved the task
-# and some have not, so neither is a proof.
+# With chunks of 8 the stored memory has the better score, as one would expect: a chunk that starts
+# empty has seen almost nothing by its end. With 32 steps the empty memory has the better score. The
+# intervals are wide and overlap in both cases (8 steps: 224 to 358 and 178 to 350; 32 steps: 204 to
+# 444 and 245 to 500), so neither is a proof.
 #
 # **And the rest?** The same task and budget, chunks of 32 steps, with one part taken away at a time:
 # the previous action as an input, the target network, Double, the 8-step returns, and the factor of

@@ -794,7 +794,8 @@ class PixelActorCritic(Agent):
 # %% [markdown]
 # The second is learning. `judge` and `improve` are the two losses of a batch, and `update` makes one
 # backward pass for both: they share no weights that either may change, since the actor sees detached
-# encodings and asks with `learn=False`.
+# encodings and asks with `learn=False`. (With `actor_teaches_encoder` the encodings are not detached,
+# to see what that rule is worth.)
 
 # %%
 #| export
@@ -830,7 +831,7 @@ class PixelLearner(PixelActorCritic):
             self.actor_updates += 1
             loss = loss + improvement
         self.optimizer.zero_grad()
-        loss.backward()  # no loss has a gradient in the weights of another
+        loss.backward()
         self.optimizer.step()
         polyak_update(self.target, self.model.critic, self.config.tau)
         values = {name: float(value) for name, value in metrics.items()}
@@ -1028,12 +1029,12 @@ assert min(ten["runs"]["with shifts"]["final"]) > 35 and gains.min() > 10
 #
 # ## What each part buys
 #
-# The shifts are one part of six that a setting can take away. Here each is taken away alone,
-# PointReach again, five seeds, the whole in sky blue and the rest in black, mean and 95 % interval:
-# *1-step returns* instead of 3-step ones, *noise that stays* at 1 instead of falling to 0.1, a target
-# network that copies the critics after every update, saturated actions that cost nothing, and noise in
-# updates that is not clipped. That the critics are two, and that they alone teach the encoder, is
-# built in, and not taken away.
+# The shifts are one part of ten. Here each is taken away alone, PointReach again, five seeds, the whole
+# in sky blue and the rest in black, mean and 95 % interval: *1-step returns* instead of 3-step ones,
+# *noise that stays* at 1 instead of falling to 0.1, a target network that copies the critics after every
+# update, saturated actions that cost nothing, noise in updates that is not clipped, *no noise* at all
+# after the random warm-up, an actor that moves at each update and not at every second one, a single
+# critic, and an encoder that learns from the actor's loss as well.
 
 # %% tags=["hide-input"]
 parts = load_result("results/drqv2_parts.json")
@@ -1189,7 +1190,7 @@ assert with_shifts > without_shifts + 200 and with_shifts > -250
 # | four convolutions of 32 channels, 3 × 3, strides 2, 1, 1, 1 | three of 16, 32, 32, strides 2, 2, 1; or that of DQN | a fraction of the work |
 # | hidden layers of 1,024, batches of 256 (512 for Walker) | 128 or 256, batches of 64 | the same |
 # | learning rate $10^{-4}$ ($8 \cdot 10^{-5}$ for Humanoid) | $10^{-3}$ and $5 \cdot 10^{-4}$ | thousands of steps in place of millions |
-# | noise 1 → 0.1 in 100,000, 500,000 or 2,000,000 steps | in 2,000 or 5,000 | the same |
+# | noise 1 → 0.1 in 100,000, 500,000 or 2,000,000 steps | in 2,000 or 5,000 (Pendulum's run of 4,000 ends at 0.28) | the same |
 # | actor and critic updated every second step | critic every second step or every step, actor half as often (`policy_delay`) | cheaper, and the critic leads |
 # | the critic is updated before the actor asks it | one backward pass for both | cheaper |
 # | no price on saturated actions | $\lambda = 0.01$ | with a large learning rate a seed may sit in a corner for thousands of steps |

@@ -125,7 +125,8 @@ assert one_critic > two_critics > 0.5
 #
 # SAC's actor and ensemble, with more members. One line changes: the policy climbs the *mean* of
 # all critics. A policy that climbs the smallest of ten would be timid; the mean of ten is a better
-# estimate than any one of them.
+# estimate than any one of them. (`policy_value="lowest"` brings SAC's rule back, to see what the mean
+# is worth.)
 #
 # By hand: if four critics say 1, 2, 3 and 4, SAC's rule would give the policy 1, and REDQ's gives
 # 2.5. How much they disagree is worth watching: their standard deviation is $\sqrt{5}/2 = 1.118$.
@@ -461,10 +462,10 @@ assert at_seen < np.median(spread)
 #
 # Of what the first figure shows, how much is the ensemble's? Take one part away at a time: three of
 # the five critics (*N = 2*), the smaller of two in the target (*M = 1*), the random draw, with all
-# five in every target (*M = 5*), nine of the ten updates (*UTD 1*). REDQ is purple, what is left
-# black, mean and 95 % interval of five seeds; below, the last evaluations with their interquartile mean
-# (IQM). One more difference from SAC, that the policy climbs the mean of all critics and not the
-# smallest, has no setting, and is not taken away.
+# five in every target (*M = 5*), nine of the ten updates (*UTD 1*, with which the policy, too, moves
+# once a step and not five times), the mean of all critics, so that the policy climbs the lowest as in
+# SAC (*policy on the lowest*). REDQ is purple, what is left black, mean and 95 % interval of five seeds;
+# below, the last evaluations with their interquartile mean (IQM).
 
 # %%
 draw_parts(plt.figure(), stored)
@@ -508,15 +509,16 @@ for name, row in found["measured"].items():
 # %% [markdown]
 # At one update per step SAC's critics say too little, on every seed and at every point. At twenty they
 # learn faster, and it becomes a gamble: three seeds of five end within 13 of the truth and two at 85 and
-# 95 too much, after one of them was at 224 on the way. REDQ's five end between −43 and 1, and the worst
-# on the way is 148. The means over all points are −37, 22 and −2. The spread within an agent's own
-# states, averaged over all points, is 44 for SAC with twenty updates and 39 for REDQ: what the ensemble
-# takes away here is the overestimation more than the noise. The band of SAC with twenty updates is the
-# widest: with five seeds, an overestimation of none at all lies within it.
+# 95 too much, after one of them was at 224 on the way. REDQ's five end between −43 and 1; on the way
+# they are off by up to 148 upwards and 159 downwards. The means over all points are −37, 22 and −2. The
+# spread within an agent's own states, averaged over all points, is 44 for SAC with twenty updates and
+# 39 for REDQ. Both differences point the way the paper says, and five seeds show neither: an
+# overestimation of none at all lies within the band of SAC with twenty updates.
 #
 # Scores follow, but loosely: SAC with one update is at 42 to 171, SAC with twenty at 108 to 316 and REDQ
-# at 215 to 295, but for one seed of each, the same, that has learned to hop on: 1016 and 1349. That one
-# makes the bands as wide as they are, and those of the two with twenty updates overlap almost wholly.
+# at 215 to 295, but for one seed of each of the two with twenty updates, the same, that no longer falls:
+# 1016, about what a thousand steps of standing pay, and 1349. That one makes the bands as wide as they
+# are, and those of the two with twenty updates overlap almost wholly.
 #
 # ## Hopper
 #
@@ -553,8 +555,8 @@ label_curves(ax, "Hopper-v5")
 #   has 64, a batch of 128, N = 5 and UTD 10. These two were chosen on the seeds 100 to 102, which are
 #   not among those shown.
 # - **The policy** moves once per step in the paper. On Pendulum it moves with every second update
-#   (`policy_delay: 2`), five times per step, for REDQ, N = 2 and M = 1; with UTD 1 it moves once
-#   per step.
+#   (`policy_delay: 2`), five times per step, for REDQ and all its variants but one; with UTD 1 it
+#   moves once per step.
 # - **Warm-up** on Hopper is 1,000 random steps, not 5,000: they would be a third of our budget.
 # - **Target entropy** on Hopper is −1, as in the paper, and not minus the number of joints.
 # - **Order.** As in our SAC, critics and policy take their step together.

@@ -68,9 +68,10 @@ times = [10, 11, 10, 60, 10]
 assert np.mean(times) == 20.2 and np.median(times) == 10
 
 # %% [markdown]
-# What taking turns is worth shows in a made-up hour in which all work comes to take half as long
-# again. Two programs take exactly the same time. One benchmark runs all of A and then all of B, the
-# other takes turns.
+# What taking turns is worth shows in a made-up hour in which the machine slows down until all work
+# takes half as long again. Two programs take exactly the same time. One benchmark runs all of A and
+# then all of B, the other takes turns. What is left of the difference then is noise, and that B always
+# comes second.
 
 # %%
 rng = np.random.default_rng(0)
@@ -91,13 +92,15 @@ assert abs(np.median(b_turns / a_turns) - 1) < 0.06
 # - *Acting* is the whole choice of an action: the network, its noise, the scaling to the bounds and
 #   the way from NumPy to torch and back.
 # - *Environment* is `step` and `reset`.
-# - *Forward* and *backward* are the networks that learn, *optimiser* is Adam, and *target* is
-#   moving the target network.
+# - *Forward* is every pass through a network in an update, those of target networks and of burn-in
+#   included, and in SAC and REDQ the squashing of actions; *backward* is the way back.
+# - *Optimiser* is Adam, and *target* is moving the weights of the target network.
 # - *Loss* is the other arithmetic of an update: noise, targets, TD errors, slopes and, in R2D2, the
 #   priorities that follow from the errors.
 # - *Buffer* is storing and drawing, the tree of priorities included. In DrQ-v2 a draw puts frames
 #   together and shifts the images, and that counts here as well.
-# - *Metrics* is what is worked out only for reports: of several updates, those of the last.
+# - *Metrics* is the loss as a number, once a turn of the loop, which the check for a loss that is not
+#   finite needs as well, and what is for reports alone, in one turn of eight.
 # - *Loop* is all that is left, from the checks of each observation to the mean of the metrics.
 #
 # Looking at a stopwatch takes time itself. So this one is the clock on the wall, which can be read
@@ -141,12 +144,12 @@ for name in names:
     print(f"{name:6} {its['config'] + '.yaml':21} {its['env_id']} x {its['num_envs']}")
 
 # %% [markdown]
-# The three grey parts are overhead. This book wants to spend at most 10 % of the time outside
-# environment, networks and optimiser, and there are three ways to read that. Buffer and loop move
-# numbers from one place to another: that is the reading that the book holds itself to. The metrics
-# come on top, which nobody needs for learning, but everybody for watching it. And the loss is
-# arithmetic without which nothing is learned, so it is counted with the networks here; the last
-# reading counts it as overhead, too.
+# The three grey parts are overhead, and the bar of this book is 10 %: no algorithm is to spend more
+# than that outside environment, networks and optimiser. The loss is counted with the networks, since
+# it is what they are taught by; with autograd it would be a part of the forward and the backward pass.
+# Acting counts as network, too, its noise and its way from NumPy to torch and back included. Whoever
+# takes the loss for overhead finds the sum in the last column, and in the last line who is above the
+# bar then.
 
 # %%
 def outside(name: str, kinds: list[str]) -> float:
@@ -167,24 +170,24 @@ for name in names:
     parts = "".join(f"{shares(name)[kind]:9.1%}" for kind in OVERHEAD)
     together, with_loss = outside(name, OVERHEAD), outside(name, [*OVERHEAD, "loss"])
     print(f"{name:6}{total:10,.0f}{parts}{together:10.1%}{with_loss:11.1%}")
-print("over 10 % in buffer and loop:", over_the_bar(["buffer", "loop"]))
-print("over 10 % with the metrics, too:", over_the_bar(OVERHEAD))
-print("over 10 % with metrics and loss:", over_the_bar([*OVERHEAD, "loss"]))
+print("over 10 % in buffer, metrics and loop:", over_the_bar(OVERHEAD))
+print("over 10 % with the loss, too:", over_the_bar([*OVERHEAD, "loss"]))
 
 # %% [markdown]
-# The last three lines are the verdict, reading by reading: who stands there misses it. A small network
-# makes the overhead look large: the same microseconds are a larger part of less. They are mostly calls, not
-# work, and what helps is fewer calls: one draw for all updates that are due, memory and views that
-# lie ready, and more environments for each turn of the loop. DQN, whose network is the smallest,
-# ships with five environments and an update every second step for this reason, too.
+# The last two lines are the verdict: an algorithm that is named there misses the bar. A small network
+# makes the overhead look large: the same microseconds are a larger part of less. They are mostly calls,
+# not work, and what helps is fewer calls: one draw for all updates that are due, memory and views that
+# lie ready, metrics that are read now and then, and more environments for each turn of the loop. DQN,
+# whose network is the smallest, ships with five environments and an update every second step for this
+# reason, too.
 #
-# The loss is calls as well. With DQN it and its metrics are about twenty operations on 64 numbers
-# each: the numbers are nothing, the calls are what you see in the figure.
+# The loss is calls as well. With DQN it is about seventeen operations on 64 numbers each: the numbers
+# are nothing, the calls are what you see in the figure.
 #
 # ## Beside Stable-Baselines3
 #
 # Two libraries in one run, with the same networks, batch sizes, updates per step and threads. There
-# are five contests:
+# are five contests, four of them drawn and all in the table below:
 #
 # - **dqn**: training on CartPole at the settings of the RL Zoo, environment and acting included.
 #   Both explore as little and copy the target once a round.
@@ -196,9 +199,10 @@ print("over 10 % with metrics and loss:", over_the_bar([*OVERHEAD, "loss"]))
 #   by itself on two cores.
 # - **sac, training**: the same sizes in training, as in the second contest.
 #
-# The third bar is the time of the matrix products that this book's update makes, and of nothing
-# else: no ReLU, no target, no loss, no Adam, no environment. They are written into memory that lies
-# ready. Who multiplies these matrices, batch by batch, can hardly be faster.
+# The third bar is the time of the matrix products that this book makes, those of target networks
+# included and, in training, those of acting; and of nothing else: no ReLU, no TD targets, no loss, no
+# Adam, no environment. They are written into memory that lies ready. Who multiplies these matrices can
+# hardly be faster.
 
 # %%
 def draw_contest(ax: plt.Axes, contest: dict[str, Any], title: str, unit: str) -> None:
@@ -235,23 +239,23 @@ def verdict(contest: dict[str, Any], bar: float = 2.0) -> str:
     return "yes" if times_as_long(contest, "stable-baselines3", "rlbook")[0] >= bar else "no"
 
 
-print(f"{'':17}{'Stable-Baselines3':>27}{'at least':>10}{'this book /':>13}{'bare products':>15}")
-print(f"{'':17}{'takes as long':>27}{'twice?':>10}{'products':>13}{'would gain':>15}")
+print(f"{'':17}{'Stable-Baselines3':>27}{'at least':>10}{'this book':>13}{'Stable-B.3':>15}")
+print(f"{'':17}{'/ this book':>27}{'twice?':>10}{'/ products':>13}{'/ products':>15}")
 for name, contest in peers.items():
     ratio, low, high = times_as_long(contest, "stable-baselines3", "rlbook")
     near = times_as_long(contest, "rlbook", "matrix products")[0]
     bound = times_as_long(contest, "stable-baselines3", "matrix products")[0]
-    words = f"{ratio:.2f} times ({low:.2f} to {high:.2f})"
+    words = f"{ratio:.2f} ({low:.2f} to {high:.2f})"
     print(f"{name:17}{words:>27}{verdict(contest):>10}{near:13.2f}{bound:15.2f}")
 below = [name for name, contest in peers.items() if verdict(contest) == "no"]
 print("below twice:", "; ".join(below) or "none")
 
 # %% [markdown]
-# The bar of this book is two, and the last line names the contests that miss it. The last column is
-# the most that there is to gain: how many times as long Stable-Baselines3 takes as the bare
-# products of this book. Where it is far above two, the time goes into calls, and a library can be
-# many times as fast by making fewer. Where it is near two, nearly everything would have to be free
-# but the products.
+# Columns are ratios of times, of neighbouring turns. The bar of this book is two, and the last line
+# names the contests that miss it. The last column is the limit: the time of Stable-Baselines3 over
+# that of the bare products of this book. Where it is far above two, the time goes into calls, and a
+# library can be many times as fast by making fewer. Where it is near two, nearly everything would have
+# to be free but the products.
 #
 # ### The wider the layers, the less there is to gain
 #
@@ -354,8 +358,9 @@ for name, contest in bare.items():
 # ## One change at a time
 #
 # Now the tricks, each alone: the same work before and after one change. A ratio of 2 says that the
-# old way takes twice as long. Where two sizes are given, look at both: what pays at one of them may
-# buy little at the other.
+# old way takes twice as long. It says nothing of how long that was, so the table below the figure has
+# what each saves. Where two sizes are given, look at both: what pays at one of them may buy little at
+# the other.
 
 # %%
 changes = speed["changes"]
@@ -376,11 +381,16 @@ ax.set(xlabel="time of the old way, as a multiple of the new")
 ax.set(xlim=(0, 1.5 * max(gain[2] for gain, _ in gains.values())))
 ax.grid(False)
 plt.show()
+for what in reversed(order):
+    before, after = (works["ms"][0] for works in changes[what]["works"].values())
+    (_, low, high), _ = gains[what]
+    within = "   (within the spread)" if low < 1 < high else ""
+    print(f"{what:44}{1e3 * before:9,.1f} → {1e3 * after:9,.1f} µs{within}")
 
 # %% [markdown]
-# - **Vector environments**: one call of the network chooses for eight environments, and one turn of
-#   the loop serves them all. The environments themselves gain nothing: they step one after the
-#   other, in Python.
+# - **Vector environments**: one call of the network chooses for eight environments, and one call of
+#   `step` serves them all. Each environment itself still takes its step in Python, one after the
+#   other. (What the loop saves on top is not in this bar.)
 # - **Gather once** ([replay](replay.ipynb)): a transition is one row, so a batch is one `take` and
 #   not one for each field.
 # - **Fused Adam**: on a CPU PyTorch steps through Adam's formula operation by operation, tensor by
@@ -389,7 +399,8 @@ plt.show()
 # - **Gradient by hand** ([DQN](dqn.ipynb), [ensembles](ensemble.ipynb)): for linear layers and ReLU
 #   the backward pass is five lines, and autograd need not record anything.
 # - **Values of a stretch** ([DQN](dqn.ipynb)): the target network does not change between two
-#   copies, so the batches in between are valued in one pass.
+#   copies, so the batches in between are valued in one pass. It buys next to nothing, and the shipped
+#   DQN, whose target moves at every update, does not use it; the RL Zoo's settings do.
 # - **Batches in place** ([replay](replay.ipynb)): the batches of all updates that are due are drawn
 #   in one gather, into memory whose tensors were made once.
 # - **One ensemble** ([ensembles](ensemble.ipynb)): the gradients of ten critics and a step of one
@@ -446,10 +457,12 @@ for name, found in speed["compile"].items():
     print(f"{'':9}{', '.join(found['functions'])}; earned back: {earned_back(found)}")
 
 # %% [markdown]
-# The matrix products, the LSTM and the convolutions are the same library calls either way. What
-# compiling can save are the small operations around them, and where an update gets slower, a
-# compiled function probably costs more in checks at each call than it saves: we did not measure the
-# two apart. Try it again with your own networks, or on a GPU.
+# Where it pays is said by the lines above, and where no line names a number of updates, it pays
+# nowhere on this machine, which is why `compile` is off. The matrix products, the LSTM and the
+# convolutions are the same library calls either way. What compiling can save are the small operations
+# around them, and where an update gets slower, a compiled function probably costs more in checks at
+# each call than it saves: we did not measure the two apart. Try it again with your own networks, or on
+# a GPU.
 #
 # ## Threads
 #
@@ -507,29 +520,32 @@ for family, found in growth.items():
 # - **Replay**: a uniform draw hardly cares how large the buffer is. What a buffer that outgrows the
 #   cache adds to a draw of 64 rows stands in the first line: about a microsecond for all of them,
 #   less than 64 walks to memory one after the other, since the processor fetches many rows at once.
-# - **Priorities**: a sum tree gets a level more when it grows 128-fold, and its nodes widen in
-#   between. Its cost grows with the logarithm.
-# - **Critics**: with 64 units and a batch of 128, calls are most of the price, and a batched
-#   product makes as many for twenty critics as for two. Wide critics, whose price is their
-#   products, would come closer to the dashed line.
+# - **Priorities**: the cost is the number of levels of the sum tree times the width of a node, since a
+#   draw looks at whole nodes. From $10^4$ to $10^5$ a third level is added; from $10^5$ to $10^6$ its
+#   nodes widen from 47 children to 100. Over many powers of ten that is a logarithm; between two levels
+#   it is steeper.
+# - **Critics**: with 64 units and a batch of 128, two critics cost mostly calls, and a batched product
+#   makes no more of them for twenty; of twenty, most of the time is the critics' own. Wide critics
+#   would lie closer to the dashed line from the start.
 # - **Chunks**: an LSTM takes its steps one after the other, so the way through it grows with the
 #   length. What does not grow are the calls outside it, which a short chunk pays, too.
-# - **Pixels**: convolutions cost what they are worth, pixel by pixel, plus the networks behind them
-#   and the calls, which do not grow.
+# - **Pixels**: the convolutions, the shifts and the first layers behind the convolutions grow with the
+#   image; the rest of actor and critics and the calls do not.
 #
 # ## Honest edges
 #
-# - **The bar of 10 % uses the first reading**: buffer and loop. The metrics are read once for each turn
-#   of the loop and counted apart, as far as they are calls of their own; the value in SAC's report on
-#   its policy cannot be told from the loss and stays there. The loss counts with the networks, and so
-#   do the priorities of R2D2 that are made of its errors. The stricter readings are printed below it.
+# - **The bar of 10 % counts the loss with the networks**, and so the priorities of R2D2 that are made
+#   of its errors, and the value in SAC's report on its policy, which cannot be told from the loss. With
+#   the loss as overhead every algorithm of this book misses the bar.
 # - **Time of the processor leaves out waiting** for a disk, but not for memory that another program
 #   has pushed out of the cache. Evaluations and checkpoints are not in these numbers.
 # - **A shared machine.** Each contestant has the number of turns that the first line names, in
 #   training a third of it, and where the time goes is seen in a quarter as many runs. A virtual
 #   machine has neighbours, who are not counted and yet share the caches and the units that
-#   multiply: quartiles are wide, a ratio of 1.1 is not far from none, and the same benchmark an
-#   hour later may say 1.8 where this one says 2.0.
+#   multiply. Quartiles within a part are narrow, but parts differ: the contest *sac* is measured twice,
+#   the second time as the 256 units of the table of widths, and DrQ-v2's update three times, beside
+#   its bare passes, before compiling and at 24 pixels. Compare their milliseconds before you believe a
+#   ratio of 1.1.
 # - **One machine.** Ratios travel better than milliseconds, and neither travels to a GPU. A ratio
 #   to Stable-Baselines3 does not even travel to another width.
 # - **Matrix products are a bound, not a goal**: an update also has to draw, to compare and to move

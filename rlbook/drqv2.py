@@ -465,7 +465,7 @@ class PixelLearner(PixelActorCritic):
             self.actor_updates += 1
             loss = loss + improvement
         self.optimizer.zero_grad()
-        loss.backward()  # no loss has a gradient in the weights of another
+        loss.backward()
         self.optimizer.step()
         polyak_update(self.target, self.model.critic, self.config.tau)
         values = {name: float(value) for name, value in metrics.items()}
