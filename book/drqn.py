@@ -995,6 +995,7 @@ class RecurrentQAgent(Agent):
             count = len(episode_start)
             no_action = torch.zeros(count, self.sight.action_inputs, device=self.device)
             return *self.online.initial_state(count), no_action
+        state = tuple(part.to(self.device) for part in state)  # it may come from a file
         if not np.count_nonzero(episode_start):
             return state
         return self.online.reset_state(state, torch.from_numpy(episode_start).to(self.device))

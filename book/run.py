@@ -491,11 +491,12 @@ print("after", agent.global_step, "steps both see", collector.obs[0].round(3))
 # checkpoint too, or the first line after a resume would differ.
 #
 # The loss is counted in each turn. Its details are asked for in the first turn after a line and then
-# in one of eight, which is enough for a mean to look at.
+# in one of thirty-two, which is enough for a mean to look at. And a count, whose name ends in
+# `updates`, is no thing to average: of it the last value is kept.
 
 # %%
 #| export
-DETAILS_EVERY = 8  # turns of the loop with an update
+DETAILS_EVERY = 32  # turns of the loop with an update
 
 
 class Averages:
@@ -508,6 +509,9 @@ class Averages:
     def add(self, metrics: dict[str, float]) -> None:
         """Count one set of metrics."""
         for name, value in metrics.items():
+            if name.endswith("updates"):
+                self.sums[name], self.counts[name] = value, 1
+                continue
             self.sums[name] = self.sums.get(name, 0.0) + value
             self.counts[name] = self.counts.get(name, 0) + 1
 
@@ -524,10 +528,10 @@ class Averages:
 # %%
 averages = Averages()
 assert averages.want_details()
-averages.add({"loss": 1.0, "alpha": 0.2})
+averages.add({"loss": 1.0, "alpha": 0.2, "actor_updates": 1})
 assert not averages.want_details()
-averages.add({"loss": 3.0})
-assert averages.take() == {"loss": 2.0, "alpha": 0.2}
+averages.add({"loss": 3.0, "actor_updates": 2})
+assert averages.take() == {"loss": 2.0, "alpha": 0.2, "actor_updates": 2}
 assert averages.take() == {}
 
 # %% [markdown]

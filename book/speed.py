@@ -100,7 +100,7 @@ assert abs(np.median(b_turns / a_turns) - 1) < 0.06
 # - *Buffer* is storing and drawing, the tree of priorities included. In DrQ-v2 a draw puts frames
 #   together and shifts the images, and that counts here as well.
 # - *Metrics* is the loss as a number, once a turn of the loop, which the check for a loss that is not
-#   finite needs as well, and what is for reports alone, in one turn of eight.
+#   finite needs as well, and what is for reports alone, in one turn of thirty-two.
 # - *Loop* is all that is left, from the checks of each observation to the mean of the metrics.
 #
 # Looking at a stopwatch takes time itself. So this one is the clock on the wall, which can be read

@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 # %% book/dqn.py · DQN: learning values with a network
+import copy
 import inspect
 import math
 from collections.abc import Iterable, Iterator
@@ -197,7 +198,9 @@ class TDErrors(NamedTuple):
 
     def loss(self) -> dict[str, float]:
         """Return the loss of `td_loss`, by name."""
-        return {"loss": float(step_loss(self.td_error, self.huber).mean())}
+        error = self.td_error
+        total = step_loss(error, True).sum() if self.huber else error.dot(error)  # one quick call
+        return {"loss": float(total) / len(error)}
 
     def details(self) -> dict[str, float]:
         """Return the other metrics of `td_loss`."""
@@ -271,10 +274,13 @@ class Adam(torch.optim.Adam):
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
     zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
     state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
-    load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
 
     def __init__(self, parameters: Iterable[Tensor], lr: float) -> None:
         super().__init__(parameters, lr=lr, fused=True)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over a copy of a state: PyTorch would share its tensors with whoever gave it."""
+        inspect.unwrap(torch.optim.Optimizer.load_state_dict)(self, copy.deepcopy(state_dict))
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:

@@ -129,7 +129,7 @@ class Encoder(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Scale bytes to (-0.5, 0.5) and convolve."""
         x = images.contiguous(memory_format=torch.channels_last)  # as bytes: fewer to move
-        x = x.float().mul_(1 / 255).sub_(0.5)
+        x = (x * (1 / 255)).sub_(0.5)
         for convolution in self.convolutions:
             x = convolution(x).relu_()
         return x.flatten(1)
@@ -440,7 +440,7 @@ class PixelLearner(PixelActorCritic):
         """Make model, target critic and optimiser."""
         super().build()
         self.optimizer = Adam(self.model.parameters(), lr=self.config.lr)
-        self.last_actor_loss, self.actor_updates = 0.0, 0
+        self.actor_updates = 0
 
     def judge(self, encoded: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of the critics, whose gradient teaches the encoder too."""
@@ -460,27 +460,24 @@ class PixelLearner(PixelActorCritic):
         loss, metrics = self.judge(encoded, batch)
         if (self.updates + 1) % self.config.policy_delay == 0:
             shared = self.config.actor_teaches_encoder
-            improvement = self.improve(encoded if shared else encoded.detach())
-            self.last_actor_loss = float(improvement.detach())
+            metrics["actor_loss"] = self.improve(encoded if shared else encoded.detach())
+            loss = loss + metrics["actor_loss"]
             self.actor_updates += 1
-            loss = loss + improvement
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
         polyak_update(self.target, self.model.critic, self.config.tau)
-        values = {name: float(value) for name, value in metrics.items()}
-        values |= {"actor_loss": self.last_actor_loss, "actor_updates": self.actor_updates}
+        values = {name: float(value.detach()) for name, value in metrics.items()}
+        values["actor_updates"] = self.actor_updates
         return UpdateResult({"loss": float(loss.detach()), **values})
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that learning and its metrics depend on."""
-        actor = {"last_actor_loss": self.last_actor_loss, "actor_updates": self.actor_updates}
-        return {**super().state_dict(), **actor}
+        return {**super().state_dict(), "actor_updates": self.actor_updates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what `state_dict` returned."""
         super().load_state_dict(state)
-        self.last_actor_loss = state["last_actor_loss"]
         self.actor_updates = state["actor_updates"]
 
 

@@ -140,7 +140,9 @@ class EnsembleFunction(torch.autograd.Function):
         """Return the slopes with respect to inputs and weights, but for those nobody wants."""
         weights, seen, *filled = ctx.saved_tensors
         wants_x, wants_weights = ctx.needs_input_grad[:2]
-        filled = [*filled[:-1], *(full.clone() for full in filled[-1:])]  # autograd may come again
+        # What a layer of one output leaves behind is used up, and autograd may come again.
+        used = [outputs == 1 for _, outputs in ctx.sizes[1:]]
+        filled = [full.clone() if gone else full for full, gone in zip(filled, used, strict=True)]
         layers, rooms = unpack(weights, ctx.sizes), [Room(full, full[..., :-1]) for full in filled]
         gradient = torch.empty_like(weights) if wants_weights else None
         slots = None if gradient is None else unpack(gradient, ctx.sizes)

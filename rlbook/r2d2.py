@@ -166,11 +166,13 @@ class PrioritizedRecurrentReplayBuffer(RecurrentReplayBuffer):
         super().__init__(*args)  # what DRQN's buffer takes
         rows = self.open.rows
         self.open = OverlappingChunks(len(rows), rows.dtype, burn_in, overlap)
-        self.alpha, self.tree = alpha, SumTree(len(self.ring.rows))
+        self.alpha, self.burn_in, self.tree = alpha, burn_in, SumTree(len(self.ring.rows))
         self.highest = 1.0  # priority of a new chunk: as high as any so far
 
     def store(self, rows: np.ndarray) -> None:
         """Put closed chunks into the ring, each with the highest priority."""
+        trained = np.asarray(rows["mask"])[:, self.burn_in :]
+        rows = rows[trained.any(axis=1)]  # a chunk of burn-in alone teaches nothing
         places = (self.ring.position + np.arange(len(rows))) % len(self.ring.rows)
         super().store(rows)
         self.tree.set(places, self.highest**self.alpha)
@@ -397,6 +399,8 @@ class R2D2(PrioritizedDRQN):
         assert isinstance(batch, PrioritizedChunks)
         found = self.assess(batch)
         self.last_sequence_priorities = found.priorities
+        if not np.isfinite(found.priorities).all():
+            raise FloatingPointError(f"the TD errors of update {self.updates + 1} are not finite")
         self.replay.update_priorities(batch.indices, found.priorities)
         return self.descend(found.trace, found.slope, found.metrics)
 

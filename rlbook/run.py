@@ -282,7 +282,7 @@ class Collector(Episodes):
 
 
 # %% book/run.py · Averages between lines
-DETAILS_EVERY = 8  # turns of the loop with an update
+DETAILS_EVERY = 32  # turns of the loop with an update
 
 
 class Averages:
@@ -295,6 +295,9 @@ class Averages:
     def add(self, metrics: dict[str, float]) -> None:
         """Count one set of metrics."""
         for name, value in metrics.items():
+            if name.endswith("updates"):
+                self.sums[name], self.counts[name] = value, 1
+                continue
             self.sums[name] = self.sums.get(name, 0.0) + value
             self.counts[name] = self.counts.get(name, 0) + 1
 

@@ -328,11 +328,12 @@ class NoiseSource:
     """Standard normal numbers from a generator of its own."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
-        self.generator = torch.Generator(device).manual_seed(seed)
+        self.device = device
+        self.generator = torch.Generator().manual_seed(seed)  # of the CPU: any machine can load it
 
     def normal(self, *shape: int) -> Tensor:
         """Draw a tensor."""
-        return torch.randn(shape, generator=self.generator, device=self.generator.device)
+        return torch.randn(shape, generator=self.generator).to(self.device)
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the generator is."""

@@ -347,18 +347,33 @@ def test_the_actor_waits_for_its_turn() -> None:
         assert all(same) if turn < 3 else not any(same)
     names = ["loss", "critic_loss", "target_q_mean", "td_error_abs", "actor_loss", "actor_updates"]
     assert list(result.metrics) == names
-    assert result.metrics["actor_loss"] == agent.last_actor_loss != 0
+    assert result.metrics["actor_loss"] != 0 and result.metrics["actor_updates"] > 0
 
 
 def test_the_loss_of_an_update_holds_no_loss_of_an_earlier_one() -> None:
     agent = grown(reach_agent(policy_delay=2))
-    agent.updates, agent.last_actor_loss = 0, 1e6
+    agent.updates = 0
     result = agent.update(agent.sample())  # the critic alone
-    assert result.loss == result.metrics["critic_loss"] and agent.last_actor_loss == 1e6
+    assert result.loss == result.metrics["critic_loss"] and "actor_loss" not in result.metrics
     agent.updates = 1
     result = agent.update(agent.sample())  # both
     both = result.metrics["critic_loss"] + result.metrics["actor_loss"]
     assert result.loss == pytest.approx(both, rel=1e-5)
+
+
+def test_a_line_counts_the_updates_of_the_actor_and_does_not_average_them() -> None:
+    agent = reach_agent(log_every=20, warmup_steps=20, total_steps=80)
+    lines = [line for line in agent.learn(80, progress=False).history if "actor_updates" in line]
+    assert [line["actor_updates"] for line in lines] == [line["updates"] // 2 for line in lines]
+    assert lines[-1]["actor_updates"] == agent.actor_updates > 0
+
+
+def test_images_that_are_floats_already_stay_as_they_are() -> None:
+    model = DrQv2Model((1, 24, 24), actions=2, features=8, hidden=(16,))
+    images = torch.rand(2, 1, 24, 24)
+    before = images.clone()
+    model.act(images)
+    assert torch.equal(images, before)
 
 
 def test_the_target_follows_and_the_encoder_has_none() -> None:

@@ -24,7 +24,16 @@ from rlbook.agent import Transition, UpdateResult
 from rlbook.checkpoint import CheckpointDirectory, CheckpointError, read_checkpoint
 from rlbook.dqn import DQN
 from rlbook.progress import Interrupted, RunFailed
-from rlbook.run import Averages, Collector, RunDirectory, RunResult, crosses, resume, train
+from rlbook.run import (
+    DETAILS_EVERY,
+    Averages,
+    Collector,
+    RunDirectory,
+    RunResult,
+    crosses,
+    resume,
+    train,
+)
 from rlbook.settings import read_settings
 
 SMALL: dict[str, Any] = {
@@ -349,8 +358,15 @@ def test_a_metric_that_not_every_update_reports_has_its_own_mean() -> None:
     assert averages.take() == pytest.approx({"loss": 3.0, "alpha": 0.3})
 
 
+def test_counts_are_not_averaged() -> None:
+    averages = Averages()
+    for count in (1, 2, 3):
+        averages.add({"loss": 1.0, "actor_updates": count})
+    assert averages.take() == {"loss": 1.0, "actor_updates": 3}
+
+
 @pytest.mark.parametrize("log_every", [5, 40])
-def test_the_loss_is_counted_in_each_turn_and_its_details_in_one_of_eight(log_every: int) -> None:
+def test_the_loss_is_counted_in_each_turn_and_its_details_now_and_then(log_every: int) -> None:
     changed = {"warmup_steps": 120, "update_every": 1, "log_every": log_every, "eval_every": 0}
     agent = DQN(**SMALL | changed)
     update, losses, details = agent.update, list[float](), list[int]()
@@ -370,7 +386,7 @@ def test_the_loss_is_counted_in_each_turn_and_its_details_in_one_of_eight(log_ev
     agent.update = watched  # type: ignore[method-assign]
     lines = agent.learn(320, progress=False).history
     taught = [line for line in lines if line["updates"]]
-    assert details == [s for s in range(121, 321) if (s - 1) % log_every % 8 == 0]
+    assert details == [s for s in range(121, 321) if (s - 1) % log_every % DETAILS_EVERY == 0]
     assert all({"loss", "q_mean", "target_mean", "td_error_abs"} <= line.keys() for line in taught)
     means = np.array(losses).reshape(-1, log_every).mean(axis=1)  # a line has the updates since
     assert [line["loss"] for line in taught] == pytest.approx(means.tolist())
