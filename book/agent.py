@@ -16,7 +16,7 @@
 #
 # Every algorithm of this book is one class. What is particular to it (a network, a loss, a way to
 # explore) stands in its own chapter; what is the same for all stands here. At the end of this
-# chapter you have a base class with which a new algorithm is five short methods, and from which it
+# chapter you have a base class with which a new algorithm is six short methods, and from which it
 # inherits everything that a user calls:
 #
 # ```python
@@ -34,7 +34,7 @@
 # | Next | [The run](run.ipynb) holds the loop that calls all this |
 #
 # Libraries of reinforcement learning tend to hide the algorithm under layers: a base class, an
-# off-policy class, a policy class, a mixin. Here there are three short classes, all in this
+# off-policy class, a policy class, a mixin. Here there are four short classes, all in this
 # chapter: what an algorithm must write, what every agent is made of, and what a user calls. To read
 # an algorithm you read its chapter, and to see what surrounds it you read this one.
 
@@ -81,7 +81,8 @@ plt.show()
 
 # %% [markdown]
 # Read from left to right: the loop steps the environments and calls the agent; the agent keeps a
-# buffer and its networks. Nothing else holds state.
+# buffer and its networks. All that is learned is there; the loop keeps only the episodes under way and
+# the means of its metrics.
 
 # %%
 #| export
@@ -437,9 +438,12 @@ def as_batch(obs: Any, space: gym.Space) -> tuple[np.ndarray, bool]:
     """Return observations as (batch, ...), and whether it was a single one."""
     shape = space.shape or ()
     try:
-        batch = np.array(obs, dtype=space.dtype)
-    except (TypeError, ValueError) as error:
+        given = np.array(obs)
+        batch = given.astype(space.dtype)
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"An observation must be numbers of the shape {shape}.") from error
+    if batch.dtype.kind in "iub" and not np.array_equal(batch, given):
+        raise ValueError(f"An observation must be whole numbers of the type {batch.dtype}.")
     if batch.shape not in (shape, (len(batch) if batch.ndim else 0, *shape)):
         raise ValueError(f"An observation must have the shape {shape}, not {batch.shape}.")
     if not np.isfinite(batch).all():
@@ -564,8 +568,9 @@ class Learner(Algorithm):
         self.global_step, self.updates = state["global_step"], state["updates"]
         self.generator.bit_generator.state = state["generator"]
         for part in self.parts:
-            if part in state:  # a checkpoint may leave out the replay buffer
-                getattr(self, part).load_state_dict(state[part])
+            if part == "replay" and part not in state:  # a checkpoint may leave it out
+                continue
+            getattr(self, part).load_state_dict(state[part])
 
 # %% [markdown]
 # ## What a user calls
@@ -640,7 +645,7 @@ class Agent(Player):
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: str = "cpu") -> Self:
         """Read an agent from a file, or from the newest checkpoint of a run directory."""
-        agent = load(path, device)
+        agent = load(path, device, cls)
         if not isinstance(agent, cls):
             raise ValueError(f"{path} holds a {agent.name} agent: use rlbook.load.")
         return agent
@@ -767,31 +772,37 @@ complain(lambda: find_algorithm("bandid"))
 
 # %%
 #| export
-def restore(content: dict[str, Any], source: Path, device: str) -> Agent:
-    """Make the agent that a checkpoint holds."""
-    if not {"algo", "config", "agent"} <= content.keys():
+def restore(
+    content: dict[str, Any], source: Path, device: str, wanted: type[Agent] = Agent
+) -> Agent:
+    """Make the agent that a checkpoint holds, as a user's own subclass if that is `wanted`."""
+    kinds = {"algo": str, "config": dict, "agent": dict}
+    if not all(isinstance(content.get(name), kind) for name, kind in kinds.items()):
         raise CheckpointError(f"{source} is not an rlbook checkpoint.")
-    agent_class = find_algorithm(content["algo"])
+    found = find_algorithm(content["algo"])
+    agent_class = wanted if issubclass(wanted, found) and wanted.name == found.name else found
     settings = {**content["config"], "device": device, "run_dir": None}
     agent = agent_class(config=make_config(agent_class.config_class, settings))
     try:
         agent.load_state_dict(content["agent"])
-    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{source} does not fit this {agent.name}: {error}") from error
     return agent
 
 
-def load(path: str | os.PathLike[str], device: str = "cpu") -> Agent:
+def load(
+    path: str | os.PathLike[str], device: str = "cpu", wanted: type[Agent] = Agent
+) -> Agent:
     """Read an agent, whichever its algorithm, from a file or a run directory."""
     path = Path(path)
     if not path.is_dir():
-        return restore(read_checkpoint(path), path, device)
+        return restore(read_checkpoint(path), path, device, wanted)
     if not (path / "config.yaml").is_file():
         raise ValueError(f"{path} is not a run directory: it has no config.yaml.")
     newest = CheckpointDirectory(path / "checkpoints").newest()
     if newest is None:
         raise ValueError(f"{path} has no checkpoint yet: go on with `rlbook resume {path}`.")
-    return restore(newest[1], newest[0], device)
+    return restore(newest[1], newest[0], device, wanted)
 
 # %%
 import tempfile

@@ -185,6 +185,10 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be written, or cannot be trusted."""
 
 
+class UnreadableError(CheckpointError):
+    """A checkpoint that may be sound, but cannot be read here and now."""
+
+
 class HashingWriter(io.BufferedWriter):
     """A file that hashes what is written to it."""
 
@@ -452,7 +456,11 @@ def read_checkpoint(path: Path, device: str = "cpu") -> dict[str, Any]:
             f"{path} was not opened: it holds more than tensors, numbers and text, "
             "and reading that could run code."
         ) from error
+    except (OSError, MemoryError) as error:  # the file is not to blame
+        raise UnreadableError(f"Could not read {path}: {reason(error)}.") from error
     except Exception as error:  # what torch raises for a file made in bad faith is not documented
+        if "allocate memory" in str(error):
+            raise UnreadableError(f"There is not enough memory here to read {path}.") from error
         raise CheckpointError(f"Could not read {path}: {reason(error)}.") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} is not an rlbook checkpoint.")
@@ -533,6 +541,8 @@ class CheckpointDirectory:
         for i, path in reversed(list(enumerate(paths))):
             try:
                 return path, read_checkpoint(path, device)
+            except UnreadableError:
+                raise  # to go on from an older one would lose a sound one
             except CheckpointError as error:
                 if i == 0:
                     raise CheckpointError(
@@ -638,7 +648,11 @@ print(f"SHA-256 hashes {speed:.1f} GB a second here")
 # ## Honest edges
 #
 # - The checksum finds accidents. It does not prove who wrote the file (exercise 3).
-# - `weights_only` protects you from code, not from nonsense: a stranger's agent may simply be bad.
+# - `weights_only` protects you from code, not from nonsense: a stranger's agent may simply be bad. Its
+#   promise holds from torch 2.6 on; in older versions it could be broken (CVE-2025-32434).
+# - Reading a checkpoint runs nothing. `rlbook.load` then makes the environment that the settings name,
+#   and `module:Name-v0` imports a module of that name if there is one on your machine: look at
+#   `read_checkpoint(path)["config"]` first where you do not trust the source.
 # - A new checkpoint is written before an old one is dropped, so there must be room for three.
 # - The promise about power cuts is as good as the disk's: some confirm a sync before it is done.
 # - Two processes that write into the same directory remove each other's temporary files. One of

@@ -26,8 +26,8 @@
 # **For whom?** For students and engineers with a laptop and no GPU who want to see an idea work within
 # a minute, trust the numbers, and take the code into their own scripts.
 #
-# **In five minutes** you can train an agent and look at it. The agents above were trained by the first
-# of these lines and drawn by the second, with shipped settings and seed 0:
+# **In five minutes** you can train an agent and look at it. Each agent above was trained by a line like
+# the first, with its own algorithm and config, and drawn by the second, with seed 0:
 #
 # ```
 # rlbook train sac --config pendulum --run-dir runs/a    # a minute or two
@@ -107,7 +107,8 @@ filmstrip(frames)
 # algorithm and come back when a name is new: every name that a chapter imports from `rlbook.envs`,
 # say, is built in the chapter *Environments*, under the same name. So the imports of the library
 # say which chapter needs which, and the figure is drawn from them. A chapter needs those that an
-# arrow leads from, and what they need in turn.
+# arrow leads from, and what they need in turn. (What a function imports only when it is called is not
+# drawn, as most of what the command line needs.)
 
 # %% tags=["hide-input"]
 import ast

@@ -201,6 +201,8 @@ def storage_dtype(space: gym.Space) -> tuple[np.dtype, tuple[int, ...]]:
     """Return the type and shape in which values of `space` are stored: images stay bytes."""
     if space.dtype is None or space.shape is None:
         raise ValueError(f"A replay buffer stores arrays of numbers, and {space} is not one array.")
+    if isinstance(space, gym.spaces.Discrete):
+        return np.dtype(np.int64), ()  # PyTorch wants it so, whatever the environment counts in
     dtype = np.dtype(np.float32) if space.dtype.kind == "f" else space.dtype
     return dtype, space.shape
 
@@ -300,8 +302,9 @@ assert np.allclose(rows[1]["next_obs"], [0.6, 0.7])
 # %% [markdown]
 # ## The ring
 #
-# All memory is taken at the start, room for `capacity` rows. A row goes to the place `position`,
-# which then moves on by one, and after the last place comes the first:
+# Room for `capacity` rows is reserved at the start; the system hands it out as rows are first written,
+# so a ring that is too large for the machine shows it late. A row goes to the place `position`, which
+# then moves on by one, and after the last place comes the first:
 #
 # $$\text{place of the } i\text{-th new row} = (\text{position} + i) \bmod \text{capacity}$$
 #
@@ -880,8 +883,8 @@ for reward in rewards[17:]:
 # <details>
 # <summary>Solution</summary>
 #
-# `to_batch` fails: *given numpy array strides not a multiple of the element byte size*. A packed
-# CartPole row has 16 + 16 + 8 + 4 + 4 + 1 = 49 bytes, so from one row to the next it is 12¼ floats,
+# First the asserts on the sizes of rows. Take those away, and `to_batch` fails: *given numpy array
+# strides not a multiple of the element byte size*. A packed CartPole row has 16 + 16 + 8 + 4 + 4 + 1 = 49 bytes, so from one row to the next it is 12¼ floats,
 # and a tensor counts its strides in whole elements. Alignment makes the row 56 bytes long: 7 bytes
 # more.
 #

@@ -31,9 +31,9 @@
 # %%
 #| export
 import json
-import math
 import os
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -84,9 +84,10 @@ use_style()
 # There is a way out, and it costs almost nothing: **make the checkpoint an episode boundary, in
 # runs that are not interrupted too.** At each checkpoint all environments are reset, with a seed
 # that follows from the run's seed and the step. The run that is left alone and the one that comes
-# back then see the same first observation, and the same everything after it. The price is that a
-# few episodes are cut short, once per checkpoint; a cut is a truncation, and we know how to
-# bootstrap through those ([Environments](envs.ipynb)).
+# back then see the same first observation, and the same everything after it. The price is that the
+# episodes under way are cut, once per checkpoint; a cut is a truncation, and we know how to bootstrap
+# through those ([Environments](envs.ipynb)). And no episode can be longer than `checkpoint_every`
+# steps, shared between the environments: choose it several times as long as an episode.
 
 # %% tags=["hide-input"]
 figure, ax = plt.subplots(figsize=(7.5, 2.2))
@@ -134,8 +135,11 @@ class MetricsFile:
 
     def append(self, line: dict[str, float]) -> None:
         """Add one line."""
-        with open(self.path, "a") as file:
-            file.write(json.dumps(line) + "\n")
+        try:
+            with open(self.path, "a") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise RunFailed(f"Could not write {self.path}: {error.strerror}.") from error
 
     def read(self) -> list[dict[str, float]]:
         """Read all lines."""
@@ -203,7 +207,7 @@ class TensorBoardFiles:
 
 # %% [markdown]
 # The lock is one of the operating system's, on a file in the folder. It falls with the process that
-# holds it, however that ends, so that a killed run leaves nothing to clean up.
+# holds it and those that it forked, however they end, so that a killed run leaves nothing to clean up.
 
 # %%
 #| export
@@ -364,14 +368,14 @@ class Episodes:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the way from the last reset to here."""
-        actions = [torch.from_numpy(np.asarray(action)) for action in self.actions]
+        actions = torch.from_numpy(np.array(self.actions))  # one tensor: quickly written and read
         return {"origin": self.origin, "actions": actions, "recent": list(self.recent)}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Reset as the stored run did and repeat its actions."""
         self.reset(saved["origin"])
         for action in saved["actions"]:
-            self.advance(action.numpy())
+            self.advance(np.asarray(action))
         self.recent = deque(saved["recent"], maxlen=self.recent.maxlen)
 
 # %% [markdown]
@@ -408,10 +412,13 @@ def check_finite(step: int, what: str, values: np.ndarray) -> None:
     """Raise when the environment returned a number that no agent can learn from."""
     if values.dtype.kind != "f":  # bytes and whole numbers are always finite
         return
-    if math.isfinite(np.vdot(values, values)):  # one quick call, which overflows at worst
+    if float(np.vdot(values, values)) < 1e77:  # one quick call: all are far below the largest float
         return
-    if not np.isfinite(values).all():
-        raise ValueError(f"The environment returned a {what} that is not finite, step {step}.")
+    with np.errstate(over="ignore"):
+        stored = values.astype(np.float32)  # as the buffer will hold them
+    if not np.isfinite(stored).all():
+        how = "too large for 32 bits" if np.isfinite(values).all() else "not finite"
+        raise ValueError(f"The environment returned a {what} that is {how}, step {step}.")
 
 # %%
 check_finite(7, "reward", np.array([1.0, -2.0]))
@@ -427,7 +434,7 @@ class Collector(Episodes):
 
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent.config)
-        self.agent = agent
+        self.agent, self.warned = agent, False
         self.reset(agent.global_step)
 
     def reset(self, step: int) -> None:
@@ -454,6 +461,17 @@ class Collector(Episodes):
         )
         if cut:
             self.reset(agent.global_step)
+            if not self.recent and not self.warned:
+                self.warn_of_cuts()
+
+    def warn_of_cuts(self) -> None:
+        """Say that no episode has come to its end, as too long ones never do."""
+        self.warned, every, count = True, self.config.checkpoint_every, self.envs.num_envs
+        warnings.warn(
+            f"No episode has ended yet. Checkpoints reset all environments, so none can be longer "
+            f"than 'checkpoint_every' ({every}) over 'num_envs' ({count}): raise the first?",
+            stacklevel=4,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the way from the last reset to here, and the memory of the agent."""
@@ -768,6 +786,8 @@ class Run(Turns):
                 if not caught and self.config.eval_every:
                     self.evaluate()
                 self.save()
+        except RunFailed as error:
+            raise RunFailed(f"{error} {self.advice()}") from error
         except FloatingPointError as error:
             where = f"The run stopped at step {agent.global_step:,} because {error}."
             raise RunFailed(f"{where} A lower learning rate may help. {self.advice()}") from error
@@ -818,7 +838,11 @@ def train(agent: Agent, progress: bool = True) -> RunResult:
     elif agent.config.run_dir:
         agent.directory = RunDirectory.create(agent.config.run_dir, agent)
     with agent.directory.alone() if agent.directory else nullcontext():
-        return Run(agent, agent.directory, progress).train()
+        run = Run(agent, agent.directory, progress)
+        if agent.global_step and agent.directory:  # `learn` called again has begun new episodes
+            run.journal.lines = agent.directory.read_metrics()
+            run.save()
+        return run.train()
 
 
 def resume(
@@ -898,7 +922,8 @@ def last_step(name: str) -> int:
 assert start("undisturbed").wait() == 0
 dice = np.random.default_rng()  # unseeded on purpose: the moments differ every time
 kills = []
-for goal in (500, 1000):  # each time, wait for some progress, then a random moment more
+for _ in range(2):  # each time, wait for two more checkpoints, then a random moment more
+    goal = last_step("killed") + 500
     process = start("killed")
     while last_step("killed") < goal and process.poll() is None:
         time.sleep(0.005)
@@ -906,6 +931,7 @@ for goal in (500, 1000):  # each time, wait for some progress, then a random mom
     process.kill()
     process.wait()
     kills.append(last_step("killed"))
+assert 0 < kills[0] < kills[1]
 assert start("killed").wait() == 0
 print("killed", len(kills), "times; newest checkpoints at those moments:", kills)
 
@@ -970,7 +996,8 @@ shutil.rmtree(workplace)
 #   resume. The run goes on; it is not the same run.
 # - **Extending a run.** `rlbook resume runs/a --total-steps 40000` goes on exactly from the end. It
 #   equals a run of 40,000 steps from the start only if no setting depends on `total_steps`, as a
-#   falling learning rate does.
+#   falling learning rate does, and if `eval_every` divides the first end: each run ends with an
+#   evaluation.
 # - Cutting episodes at checkpoints changes what the agent sees, slightly. With episodes of 500
 #   steps and a checkpoint every 10,000 steps of four environments, at most four episodes in some
 #   twenty are cut.

@@ -263,9 +263,12 @@ def as_batch(obs: Any, space: gym.Space) -> tuple[np.ndarray, bool]:
     """Return observations as (batch, ...), and whether it was a single one."""
     shape = space.shape or ()
     try:
-        batch = np.array(obs, dtype=space.dtype)
-    except (TypeError, ValueError) as error:
+        given = np.array(obs)
+        batch = given.astype(space.dtype)
+    except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"An observation must be numbers of the shape {shape}.") from error
+    if batch.dtype.kind in "iub" and not np.array_equal(batch, given):
+        raise ValueError(f"An observation must be whole numbers of the type {batch.dtype}.")
     if batch.shape not in (shape, (len(batch) if batch.ndim else 0, *shape)):
         raise ValueError(f"An observation must have the shape {shape}, not {batch.shape}.")
     if not np.isfinite(batch).all():
@@ -345,8 +348,9 @@ class Learner(Algorithm):
         self.global_step, self.updates = state["global_step"], state["updates"]
         self.generator.bit_generator.state = state["generator"]
         for part in self.parts:
-            if part in state:  # a checkpoint may leave out the replay buffer
-                getattr(self, part).load_state_dict(state[part])
+            if part == "replay" and part not in state:  # a checkpoint may leave it out
+                continue
+            getattr(self, part).load_state_dict(state[part])
 
 
 # %% book/agent.py · What a user calls
@@ -411,35 +415,41 @@ class Agent(Player):
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: str = "cpu") -> Self:
         """Read an agent from a file, or from the newest checkpoint of a run directory."""
-        agent = load(path, device)
+        agent = load(path, device, cls)
         if not isinstance(agent, cls):
             raise ValueError(f"{path} holds a {agent.name} agent: use rlbook.load.")
         return agent
 
 
 # %% book/agent.py · Loading
-def restore(content: dict[str, Any], source: Path, device: str) -> Agent:
-    """Make the agent that a checkpoint holds."""
-    if not {"algo", "config", "agent"} <= content.keys():
+def restore(
+    content: dict[str, Any], source: Path, device: str, wanted: type[Agent] = Agent
+) -> Agent:
+    """Make the agent that a checkpoint holds, as a user's own subclass if that is `wanted`."""
+    kinds = {"algo": str, "config": dict, "agent": dict}
+    if not all(isinstance(content.get(name), kind) for name, kind in kinds.items()):
         raise CheckpointError(f"{source} is not an rlbook checkpoint.")
-    agent_class = find_algorithm(content["algo"])
+    found = find_algorithm(content["algo"])
+    agent_class = wanted if issubclass(wanted, found) and wanted.name == found.name else found
     settings = {**content["config"], "device": device, "run_dir": None}
     agent = agent_class(config=make_config(agent_class.config_class, settings))
     try:
         agent.load_state_dict(content["agent"])
-    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{source} does not fit this {agent.name}: {error}") from error
     return agent
 
 
-def load(path: str | os.PathLike[str], device: str = "cpu") -> Agent:
+def load(
+    path: str | os.PathLike[str], device: str = "cpu", wanted: type[Agent] = Agent
+) -> Agent:
     """Read an agent, whichever its algorithm, from a file or a run directory."""
     path = Path(path)
     if not path.is_dir():
-        return restore(read_checkpoint(path), path, device)
+        return restore(read_checkpoint(path), path, device, wanted)
     if not (path / "config.yaml").is_file():
         raise ValueError(f"{path} is not a run directory: it has no config.yaml.")
     newest = CheckpointDirectory(path / "checkpoints").newest()
     if newest is None:
         raise ValueError(f"{path} has no checkpoint yet: go on with `rlbook resume {path}`.")
-    return restore(newest[1], newest[0], device)
+    return restore(newest[1], newest[0], device, wanted)

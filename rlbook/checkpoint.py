@@ -6,6 +6,7 @@ __all__ = [
     "CheckpointDirectory",
     "CheckpointError",
     "HashingWriter",
+    "UnreadableError",
     "check_plain",
     "explain_failure",
     "read_checkpoint",
@@ -36,6 +37,10 @@ TRAILER_SIZE = len(TRAILER) + 64
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be written, or cannot be trusted."""
+
+
+class UnreadableError(CheckpointError):
+    """A checkpoint that may be sound, but cannot be read here and now."""
 
 
 class HashingWriter(io.BufferedWriter):
@@ -140,7 +145,11 @@ def read_checkpoint(path: Path, device: str = "cpu") -> dict[str, Any]:
             f"{path} was not opened: it holds more than tensors, numbers and text, "
             "and reading that could run code."
         ) from error
+    except (OSError, MemoryError) as error:  # the file is not to blame
+        raise UnreadableError(f"Could not read {path}: {reason(error)}.") from error
     except Exception as error:  # what torch raises for a file made in bad faith is not documented
+        if "allocate memory" in str(error):
+            raise UnreadableError(f"There is not enough memory here to read {path}.") from error
         raise CheckpointError(f"Could not read {path}: {reason(error)}.") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} is not an rlbook checkpoint.")
@@ -179,6 +188,8 @@ class CheckpointDirectory:
         for i, path in reversed(list(enumerate(paths))):
             try:
                 return path, read_checkpoint(path, device)
+            except UnreadableError:
+                raise  # to go on from an older one would lose a sound one
             except CheckpointError as error:
                 if i == 0:
                     raise CheckpointError(

@@ -4,6 +4,7 @@ __all__ = [
     "ActionReward",
     "ConstantReward",
     "Evaluation",
+    "KeepLast",
     "MaskedCartPole",
     "ObservationReward",
     "OneStep",
@@ -23,6 +24,7 @@ __all__ = [
 ]
 
 # %% book/envs.py · Environments
+import copy
 import difflib
 import hashlib
 import importlib
@@ -66,9 +68,13 @@ def make_env(
         listed = " `gymnasium.pprint_registry()` lists the known ones."
         hint = nearest(name, list(gym.registry)) or listed
         raise ValueError(f"There is no environment {env_id!r}.{hint}") from error
-    except TypeError as error:
+    except ValueError:
+        raise  # the environment's own words
+    except Exception as error:
         reason = str(error).partition(" was raised from the environment creator")[0]
-        what = f"does not take the env_kwargs {env_kwargs or {}}: {reason}"
+        what = f"cannot be made: {type(error).__name__}: {reason}"
+        if env_kwargs:
+            what = f"does not take the env_kwargs {env_kwargs}: {reason}"
         raise ValueError(f"Environment {env_id!r} {what}.") from error
 
 
@@ -174,11 +180,22 @@ for _probe in (OneStep, TwoStep, ObservationReward, ActionReward, ConstantReward
 
 
 # %% book/envs.py · Vector environments
+class KeepLast(gym.Wrapper[Any, Any, Any, Any]):
+    """Copies the last observation of an episode, which a reset might write over."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Take a step."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        if terminated or truncated:
+            obs = copy.deepcopy(obs)
+        return obs, reward, terminated, truncated, info
+
+
 def make_vector_env(
     env_id: str, num_envs: int, env_kwargs: dict[str, Any] | None = None
 ) -> SyncVectorEnv:
     """Make `num_envs` copies that step together and reset within the step that ends an episode."""
-    makers = [lambda: make_env(env_id, env_kwargs)] * num_envs
+    makers = [lambda: KeepLast(make_env(env_id, env_kwargs))] * num_envs
     return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
 
 

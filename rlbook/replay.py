@@ -29,6 +29,8 @@ def storage_dtype(space: gym.Space) -> tuple[np.dtype, tuple[int, ...]]:
     """Return the type and shape in which values of `space` are stored: images stay bytes."""
     if space.dtype is None or space.shape is None:
         raise ValueError(f"A replay buffer stores arrays of numbers, and {space} is not one array.")
+    if isinstance(space, gym.spaces.Discrete):
+        return np.dtype(np.int64), ()  # PyTorch wants it so, whatever the environment counts in
     dtype = np.dtype(np.float32) if space.dtype.kind == "f" else space.dtype
     return dtype, space.shape
 

@@ -25,9 +25,9 @@ __all__ = [
 
 # %% book/run.py · The run
 import json
-import math
 import os
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -62,8 +62,11 @@ class MetricsFile:
 
     def append(self, line: dict[str, float]) -> None:
         """Add one line."""
-        with open(self.path, "a") as file:
-            file.write(json.dumps(line) + "\n")
+        try:
+            with open(self.path, "a") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise RunFailed(f"Could not write {self.path}: {error.strerror}.") from error
 
     def read(self) -> list[dict[str, float]]:
         """Read all lines."""
@@ -216,14 +219,14 @@ class Episodes:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the way from the last reset to here."""
-        actions = [torch.from_numpy(np.asarray(action)) for action in self.actions]
+        actions = torch.from_numpy(np.array(self.actions))  # one tensor: quickly written and read
         return {"origin": self.origin, "actions": actions, "recent": list(self.recent)}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Reset as the stored run did and repeat its actions."""
         self.reset(saved["origin"])
         for action in saved["actions"]:
-            self.advance(action.numpy())
+            self.advance(np.asarray(action))
         self.recent = deque(saved["recent"], maxlen=self.recent.maxlen)
 
 
@@ -232,10 +235,13 @@ def check_finite(step: int, what: str, values: np.ndarray) -> None:
     """Raise when the environment returned a number that no agent can learn from."""
     if values.dtype.kind != "f":  # bytes and whole numbers are always finite
         return
-    if math.isfinite(np.vdot(values, values)):  # one quick call, which overflows at worst
+    if float(np.vdot(values, values)) < 1e77:  # one quick call: all are far below the largest float
         return
-    if not np.isfinite(values).all():
-        raise ValueError(f"The environment returned a {what} that is not finite, step {step}.")
+    with np.errstate(over="ignore"):
+        stored = values.astype(np.float32)  # as the buffer will hold them
+    if not np.isfinite(stored).all():
+        how = "too large for 32 bits" if np.isfinite(values).all() else "not finite"
+        raise ValueError(f"The environment returned a {what} that is {how}, step {step}.")
 
 
 class Collector(Episodes):
@@ -243,7 +249,7 @@ class Collector(Episodes):
 
     def __init__(self, agent: Agent) -> None:
         super().__init__(agent.config)
-        self.agent = agent
+        self.agent, self.warned = agent, False
         self.reset(agent.global_step)
 
     def reset(self, step: int) -> None:
@@ -270,6 +276,17 @@ class Collector(Episodes):
         )
         if cut:
             self.reset(agent.global_step)
+            if not self.recent and not self.warned:
+                self.warn_of_cuts()
+
+    def warn_of_cuts(self) -> None:
+        """Say that no episode has come to its end, as too long ones never do."""
+        self.warned, every, count = True, self.config.checkpoint_every, self.envs.num_envs
+        warnings.warn(
+            f"No episode has ended yet. Checkpoints reset all environments, so none can be longer "
+            f"than 'checkpoint_every' ({every}) over 'num_envs' ({count}): raise the first?",
+            stacklevel=4,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the way from the last reset to here, and the memory of the agent."""
@@ -487,6 +504,8 @@ class Run(Turns):
                 if not caught and self.config.eval_every:
                     self.evaluate()
                 self.save()
+        except RunFailed as error:
+            raise RunFailed(f"{error} {self.advice()}") from error
         except FloatingPointError as error:
             where = f"The run stopped at step {agent.global_step:,} because {error}."
             raise RunFailed(f"{where} A lower learning rate may help. {self.advice()}") from error
@@ -526,7 +545,11 @@ def train(agent: Agent, progress: bool = True) -> RunResult:
     elif agent.config.run_dir:
         agent.directory = RunDirectory.create(agent.config.run_dir, agent)
     with agent.directory.alone() if agent.directory else nullcontext():
-        return Run(agent, agent.directory, progress).train()
+        run = Run(agent, agent.directory, progress)
+        if agent.global_step and agent.directory:  # `learn` called again has begun new episodes
+            run.journal.lines = agent.directory.read_metrics()
+            run.save()
+        return run.train()
 
 
 def resume(

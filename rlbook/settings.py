@@ -158,7 +158,9 @@ class Config:
     eval_every: int = setting(5_000, "Environment steps between evaluations; 0 for none.", low=0)
     eval_episodes: int = setting(10, "Greedy episodes of an evaluation.", low=1)
     log_every: int = setting(1_000, "Environment steps between lines of training metrics.", low=1)
-    checkpoint_every: int = setting(10_000, "Environment steps between checkpoints.", low=1)
+    checkpoint_every: int = setting(
+        10_000, "Environment steps between checkpoints, which reset all environments.", low=1
+    )
     checkpoint_replay: bool = setting(True, "Whether checkpoints hold the replay buffer.")
     tensorboard: bool = setting(False, "Whether to write TensorBoard scalars too.")
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from rlbook.checkpoint import CheckpointDirectory
@@ -59,8 +58,8 @@ def assert_same(one: Any, two: Any, path: str = "") -> None:
             assert_same(a, b, f"{path}/{i}")
     elif isinstance(one, Tensor):
         assert one.dtype == two.dtype and one.shape == two.shape, f"{path}: another kind of tensor"
-        bits = [t.detach().contiguous().flatten().view(torch.uint8) for t in (one, two)]
-        assert torch.equal(*bits), f"{path}: the tensors differ"
+        bits = [t.detach().contiguous().numpy().tobytes() for t in (one, two)]
+        assert bits[0] == bits[1], f"{path}: the tensors differ"
     else:
         assert one == two, f"{path}: {one!r} is not {two!r}"
 

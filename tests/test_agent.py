@@ -1,5 +1,6 @@
 """What the chapter of the agent cannot test about itself: spaces, files, registry, randomness."""
 
+import copy
 import functools
 import pickle
 import random
@@ -17,7 +18,14 @@ import torch
 from helpers import TINY, assert_same
 
 import rlbook
-from rlbook.agent import REGISTRY, Agent, chapter_modules, find_algorithm, torch_for_learning
+from rlbook.agent import (
+    REGISTRY,
+    Agent,
+    as_batch,
+    chapter_modules,
+    find_algorithm,
+    torch_for_learning,
+)
 from rlbook.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 from rlbook.dqn import DQN
 from rlbook.drqn import DRQN
@@ -408,3 +416,49 @@ def test_compiling_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(shutil, "which", lambda program: None)
     with pytest.raises(ValueError, match=r"Setting 'compile' needs a C\+\+ compiler"):
         DQN("CartPole-v1", compile=True)
+
+
+class Curious(DQN):
+    """A user's own kind of DQN, without a name of its own."""
+
+
+def test_a_subclass_without_a_name_loads_what_it_saved(tmp_path: Path) -> None:
+    agent = Curious(**TINY)
+    agent.save(tmp_path / "agent.pt")
+    assert type(Curious.load(tmp_path / "agent.pt")) is Curious
+    assert type(DQN.load(tmp_path / "agent.pt")) is DQN
+    with pytest.raises(ValueError, match="holds a dqn agent"):
+        rlbook.ALGORITHMS["drqn"].load(tmp_path / "agent.pt")
+
+
+@pytest.mark.parametrize("part", ["online", "target", "optimizer", "n_step"])
+def test_a_checkpoint_without_one_of_its_parts_is_refused(part: str, tmp_path: Path) -> None:
+    content = DQN(**TINY).checkpoint()
+    del content["agent"][part]
+    write_checkpoint(tmp_path / "agent.pt", content)
+    with pytest.raises(CheckpointError, match=f"does not fit this dqn: '{part}'"):
+        rlbook.load(tmp_path / "agent.pt")
+
+
+@pytest.mark.parametrize("change", [{"algo": ["dqn"]}, {"config": 5}, {"agent": 3}])
+def test_a_checkpoint_of_another_make_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "agent.pt", DQN(**TINY).checkpoint() | change)
+    with pytest.raises(CheckpointError, match="is not an rlbook checkpoint"):
+        rlbook.load(tmp_path / "agent.pt")
+
+
+@pytest.mark.parametrize("obs", [[300, 0], [0.7, 0.2], [-1, 0], np.array([256, 3])])
+def test_an_observation_that_its_bytes_cannot_hold_is_refused(obs: Any) -> None:
+    space = gym.spaces.Box(0, 255, (2,), np.uint8)
+    with pytest.raises(ValueError, match="An observation must be whole numbers of the type uint8"):
+        as_batch(obs, space)
+    assert as_batch([255.0, 0], space)[0].tolist() == [[255, 0]]
+
+
+def test_two_agents_of_one_state_do_not_share_it() -> None:
+    one, two = DQN(**TINY), DQN(**TINY)
+    one.learn(100, progress=False)
+    two.load_state_dict(one.state_dict())
+    before = copy.deepcopy(two.state_dict())
+    one.learn(60, progress=False)
+    assert_same(two.state_dict(), before)

@@ -28,6 +28,7 @@ from rlbook.checkpoint import (
     CheckpointDirectory,
     CheckpointError,
     HashingWriter,
+    UnreadableError,
     check_plain,
     read_checkpoint,
     verify_checksum,
@@ -207,6 +208,28 @@ def test_a_plain_torch_file_is_no_checkpoint(tmp_path: Path) -> None:
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     assert refusal(tmp_path / "agent.pt") == f"There is no checkpoint {tmp_path / 'agent.pt'}."
     assert refusal(tmp_path) == f"There is no checkpoint {tmp_path}."
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EIO, os.strerror(errno.EIO)),
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+    ],
+)
+def test_a_sound_file_that_cannot_be_read_now_is_not_passed_over(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = CheckpointDirectory(tmp_path)
+    for step in (10, 20):
+        directory.save(step, {"step": step})
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "load", lambda *_, **__: (_ for _ in ()).throw(error))
+        with pytest.raises(UnreadableError, match=r"step_0*20\.pt"):
+            directory.newest()
+    newest = directory.newest()
+    assert newest is not None and newest[1] == {"step": 20}
 
 
 def test_a_file_that_cannot_be_opened_is_said(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:

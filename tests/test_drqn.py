@@ -534,3 +534,12 @@ def test_settings_are_those_of_dqn_and_more() -> None:
     config = DRQNConfig(env_id="CartPole-v1", total_steps=20_000, seed=0)
     assert config.double and config.chunk_length == 16
     assert rlbook.drqn.train_drqn.__name__ == "train_drqn"
+
+
+@pytest.mark.parametrize("algorithm", RECURRENT)
+def test_a_memory_from_a_file_moves_to_the_device_of_the_network(algorithm: type[Agent]) -> None:
+    agent: Any = algorithm("CartPole-v1")
+    state = agent.remember(None, np.ones(2, dtype=bool))
+    agent.device = torch.device("meta")  # stands for a GPU
+    moved = agent.remember(state, np.zeros(2, dtype=bool))
+    assert {part.device.type for part in moved} == {"meta"}

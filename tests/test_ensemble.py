@@ -185,3 +185,14 @@ def test_a_copy_shares_nothing() -> None:
         ensemble.weights.add_(1)
     assert torch.equal(twin.run(x)[0], before)
     assert (ensemble.run(x)[0] != before).any()
+
+
+@pytest.mark.parametrize("widths", [(3, 5, 1, 1), (3, 1, 4, 1), (3, 4, 6, 2)])
+def test_autograd_may_go_back_twice(widths: tuple[int, ...]) -> None:
+    ensemble = Ensemble(widths, members=2)
+    x = torch.randn(7, 3, requires_grad=True)
+    loss = ensemble.outputs(x).square().sum()
+    first = torch.autograd.grad(loss, [x, ensemble.weights], retain_graph=True)
+    second = torch.autograd.grad(loss, [x, ensemble.weights])
+    for one, two in zip(first, second, strict=True):
+        assert torch.equal(one, two)

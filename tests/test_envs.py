@@ -129,6 +129,55 @@ def test_unknown_keyword_is_named() -> None:
     assert "was raised from" not in said
 
 
+class SameArray(gym.Env[np.ndarray, Any]):
+    """Counts its steps in one array, which it hands out again and again; truncated at five."""
+
+    observation_space, action_space = gym.spaces.Box(0, 9, (1,)), gym.spaces.Discrete(2)
+
+    def __init__(self) -> None:
+        self.seen = np.zeros(1, np.float32)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.seen[:] = 0
+        return self.seen, {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.seen += 1
+        return self.seen, 1.0, False, bool(self.seen == 5), {}
+
+
+class Moody(SameArray):
+    """Cannot be made, for reasons of its own."""
+
+    def __init__(self, **keywords: Any) -> None:
+        raise KeyError("mood")
+
+
+for made in (SameArray, Moody):
+    if f"test/{made.__name__}-v0" not in gym.registry:
+        gym.register(f"test/{made.__name__}-v0", f"{__name__}:{made.__name__}")
+
+
+@pytest.mark.filterwarnings("ignore:.*share an object")  # Gymnasium warns of such, too
+def test_a_last_observation_survives_an_environment_that_reuses_its_array() -> None:
+    envs = make_vector_env("test/SameArray-v0", 2)
+    envs.reset(seed=0)
+    successors = []
+    for _ in range(6):
+        obs, _, _, truncated, infos = envs.step(np.zeros(2, dtype=int))
+        successors.append((float(true_next_obs(obs, infos)[0, 0]), bool(truncated[0])))
+    assert successors == [(1, False), (2, False), (3, False), (4, False), (5, True), (1, False)]
+
+
+def test_what_an_environment_raises_when_it_is_made_is_one_sentence() -> None:
+    assert message("test/Moody-v0", {}) == (
+        "Environment 'test/Moody-v0' cannot be made: KeyError: 'mood'."
+    )
+    said = message("test/Moody-v0", {"a": 1})
+    assert said == "Environment 'test/Moody-v0' does not take the env_kwargs {'a': 1}: 'mood'."
+
+
 @pytest.mark.parametrize("length", [0, -1, 2.5, "ten", None])
 def test_tmaze_refuses_a_length_that_is_no_length(length: Any) -> None:
     said = message("rlbook/TMaze-v0", {"length": length})

@@ -9,6 +9,7 @@ from recurrent import play, random_steps, split
 from scipy.stats import chisquare
 
 from rlbook.drqn import DrawnChunks, RecurrentReplayBuffer, chunk_dtype, drqn_loss
+from rlbook.progress import RunFailed
 from rlbook.r2d2 import (
     R2D2,
     PrioritizedRecurrentReplayBuffer,
@@ -344,3 +345,20 @@ def test_importance_weights_can_be_turned_off() -> None:
 def test_a_mistake_gets_one_sentence(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         R2D2Config(**settings)
+
+
+@pytest.mark.parametrize("settings", [{"overlap": 0}, {"overlap": 8}])
+def test_no_chunk_of_burn_in_alone_is_ever_drawn(settings: dict[str, Any]) -> None:
+    sizes: dict[str, Any] = {"chunk_length": 16, "burn_in": 8, "n_step": 2, "warmup_steps": 20}
+    maze: dict[str, Any] = {"env_id": "rlbook/TMaze-v0", "env_kwargs": {"length": 9}}
+    agent = R2D2(**maze, batch_size=1, **sizes, **settings)
+    for _ in range(20):
+        agent.learn(16, progress=False)  # each call begins new episodes
+    rows = agent.replay.ring.rows[: len(agent.replay)]
+    assert agent.updates > 20 and np.asarray(rows["mask"])[:, 8:].any(axis=1).all()
+
+
+def test_errors_that_are_not_finite_stop_the_run_with_its_step() -> None:
+    agent = R2D2("CartPole-v1", lr=1e36, warmup_steps=200, update_every=1)
+    with pytest.raises(RunFailed, match=r"stopped at step \d+ because .* not finite"):
+        agent.learn(600, progress=False)

@@ -414,3 +414,8 @@ def test_stored_steps_of_another_n_are_refused() -> None:
     state = NStepAccumulator(1, 0.9, 2, STEP).state_dict()  # (1, ...) would broadcast
     with pytest.raises(ValueError, match="were stored"):
         NStepAccumulator(3, 0.9, 2, STEP).load_state_dict(state)
+
+
+def test_discrete_actions_are_stored_as_pytorch_wants_them() -> None:
+    for dtype in (np.uint8, np.int32, np.int64):
+        assert storage_dtype(gym.spaces.Discrete(3, dtype=dtype)) == (np.dtype(np.int64), ())

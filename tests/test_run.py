@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -585,12 +586,59 @@ def test_a_first_observation_that_is_not_finite_is_found_before_it_is_acted_on()
         agent.learn(100, progress=False)
 
 
-@pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 def test_rewards_too_large_for_a_network_stop_the_run() -> None:
     kwargs = {"what": "reward", "at": 50, "value": 1e300}
     settings = {**SMALL, "env_id": "test/Broken-v0", "env_kwargs": kwargs, "eval_every": 0}
-    with pytest.raises(RunFailed, match=r"stopped at step \d+ because the loss .* is (inf|nan)"):
+    with pytest.raises(ValueError, match=r"a reward that is too large for 32 bits, step 49\."):
         train(DQN(**settings), progress=False)
+
+
+def test_learn_called_again_goes_on_exactly_after_a_kill(tmp_path: Path) -> None:
+    def twice(name: str) -> DQN:
+        agent = DQN(**{**SMALL, "checkpoint_every": 1_000, "run_dir": str(tmp_path / name)})
+        agent.learn(330, progress=False)
+        return agent
+
+    whole = twice("whole")
+    result = whole.learn(330, progress=False)
+    steps = [line["global_step"] for line in result.history]
+    assert steps[0] == 50 and steps == sorted(steps) and result.metrics["global_step"] == 660
+    cut = twice("cut")
+    real = cut.train_step
+
+    def until(details: bool = True) -> Any:
+        if cut.global_step > 500:  # long before the next checkpoint
+            raise KeyboardInterrupt
+        return real(details)
+
+    cut.train_step = until  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        cut.learn(330, progress=False)
+    resume(tmp_path / "cut", progress=False)
+    assert_same_run(tmp_path / "cut", tmp_path / "whole")
+
+
+def test_metrics_that_cannot_be_written_stop_the_run_with_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = DQN(**{**SMALL, "run_dir": str(tmp_path / "a")})
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(json, "dumps", full)
+    with pytest.raises(RunFailed, match=r"metrics.jsonl: No space left on device\. Without"):
+        train(agent, progress=False)
+
+
+def test_episodes_that_never_end_between_checkpoints_are_told_of() -> None:
+    settings = {**SMALL, "env_id": "rlbook/ConstantReward-v0", "checkpoint_every": 60}
+    for limit, warned in ((100, True), (20, False)):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            DQN(**settings, env_kwargs={"limit": limit}).learn(300, progress=False)
+        told = [str(w.message) for w in found if "No episode has ended yet" in str(w.message)]
+        assert len(told) == warned, limit
 
 
 # TensorBoard

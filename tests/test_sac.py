@@ -25,6 +25,7 @@ from rlbook.sac import (
     SAC,
     ActionScale,
     Critics,
+    NoiseSource,
     SACConfig,
     SACModel,
     log_slope,
@@ -510,3 +511,9 @@ def test_shipped_hopper_config_trains() -> None:
     agent = SAC(config=make_config(SACConfig, {**settings, "warmup_steps": 130, "eval_every": 0}))
     agent.learn(135, progress=False)
     assert agent.updates == 5
+
+
+def test_noise_is_drawn_on_the_cpu_so_that_any_device_can_load_it() -> None:
+    noise = NoiseSource(0, torch.device("meta"))
+    assert noise.normal(2, 3).device.type == "meta"
+    assert noise.state_dict()["generator"].numel() == torch.Generator().get_state().numel()
