@@ -413,8 +413,8 @@ class PrioritizedRecurrentReplayBuffer(RecurrentReplayBuffer):
 
     def store(self, rows: np.ndarray) -> None:
         """Put closed chunks into the ring, each with the highest priority."""
-        trained = np.asarray(rows["mask"])[:, self.burn_in :]
-        rows = rows[trained.any(axis=1)]  # a chunk of burn-in alone teaches nothing
+        if self.burn_in:  # a chunk that is burn-in alone teaches nothing
+            rows = rows[np.asarray(rows["mask"])[:, self.burn_in :].any(axis=1)]
         places = (self.ring.position + np.arange(len(rows))) % len(self.ring.rows)
         super().store(rows)
         self.tree.set(places, self.highest**self.alpha)
