@@ -468,7 +468,7 @@ assert at_seen < np.median(spread)
 # below, the last evaluations with their interquartile mean (IQM).
 
 # %%
-draw_parts(plt.figure(), stored)
+draw_parts(plt.figure(), stored, columns=5)
 print(made_by(stored))
 for name, row in stored["runs"].items():
     print(f"{name:>20}: {np.mean(row['seconds']):4.0f} s a run")
