@@ -422,9 +422,10 @@ class Algorithm(ABC):
             self.updates += 1
         if result is None:
             return None
-        if not math.isfinite(result.loss):
-            raise FloatingPointError(f"the loss of update {self.updates} is {result.loss}")
-        return result.metrics if details else result.brief
+        brief = result.brief
+        if not math.isfinite(brief["loss"]):
+            raise FloatingPointError(f"the loss of update {self.updates} is {brief['loss']}")
+        return result.metrics if details else brief
 
 # %% [markdown]
 # ## One observation or many

@@ -595,8 +595,10 @@ assert cost["deque"][-1] > 5 * cost["deque"][0]
 #
 # First the memory: one window for each of the last n steps of each environment, in a ring again. It
 # can forget, and be stored and loaded with an agent. This runs at every step, so it is kept short.
-# The sums, which all change at each step, lie side by side, and go into the rows when those leave.
-# And NumPy copies a row field by field, but the same row, seen as so many bytes, in one go.
+# The sums, which all change at each step, lie side by side, and go into the rows when those leave. The
+# discounts depend on the age of a window alone, so they stand in a table, one row for each place at
+# which the newest step may lie. And NumPy copies a row field by field, but the same row, seen as so
+# many bytes, in one go.
 
 # %%
 #| export
@@ -609,7 +611,9 @@ class NStepWindows:
         self.bytes = self.pending.view(np.dtype((np.void, dtype.itemsize)))  # the same memory
         self.fields = {name: self.pending[name] for name in dtype.names or ()}  # views
         self.reward = np.zeros((n, num_envs), np.float32)  # apart, since all change at each step
-        self.discount = np.zeros((n, num_envs), np.float32)
+        powers = np.cumprod(np.full(n, gamma, np.float32), dtype=np.float32)
+        ages = np.subtract.outer(np.arange(n), np.arange(n)) % n  # (place of the newest, place)
+        self.discounts = powers[ages][:, :, None]  # after a step more than the age
         self.waiting = np.zeros((n, num_envs), dtype=bool)  # not handed out yet
         self.newest = 0  # the place of the last step in the ring
 
@@ -617,12 +621,12 @@ class NStepWindows:
         """Let the windows of a new step begin."""
         self.newest = (self.newest + 1) % len(self.waiting)
         self.bytes[self.newest], self.waiting[self.newest] = rows.view(self.bytes.dtype), True
-        self.reward[self.newest], self.discount[self.newest] = rows["reward"], rows["discount"]
+        self.reward[self.newest] = rows["reward"]
 
     def write_back(self, places: int | slice = slice(None)) -> None:
         """Put sums and discounts into the rows of windows."""
         self.fields["reward"][places] = self.reward[places]
-        self.fields["discount"][places] = self.discount[places]
+        self.fields["discount"][places] = self.discounts[self.newest][places]
 
     def forget(self, episode_start: np.ndarray) -> None:
         """Drop what waits where a new episode starts: the end of the old one was not seen."""
@@ -644,7 +648,7 @@ class NStepWindows:
         if pending.shape != self.pending.shape:
             raise ValueError(f"Steps of {pending.shape} were stored, not {self.pending.shape}.")
         self.pending[:], self.waiting[:] = pending, state["waiting"].cpu().numpy()
-        self.reward[:], self.discount[:] = pending["reward"], pending["discount"]
+        self.reward[:] = pending["reward"]
         self.newest = state["newest"]
 
 # %% [markdown]
@@ -661,8 +665,7 @@ class NStepAccumulator(NStepWindows):
         n = len(self.waiting)
         if n == 1:  # a one-step return is complete at once
             return rows
-        self.reward += self.discount * rows["reward"]
-        self.discount *= self.gamma
+        self.reward += self.discounts[self.newest] * rows["reward"]
         self.start(rows)
         ended = rows["terminated"] | truncated
         if np.count_nonzero(ended):  # quicker than `any`

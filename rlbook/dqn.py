@@ -200,7 +200,7 @@ class TDErrors(NamedTuple):
         """Return the loss of `td_loss`, by name."""
         error = self.td_error
         total = step_loss(error, True).sum() if self.huber else error.dot(error)  # one quick call
-        return {"loss": float(total) / len(error)}
+        return {"loss": float(total) / error.numel()}
 
     def details(self) -> dict[str, float]:
         """Return the other metrics of `td_loss`."""

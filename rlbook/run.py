@@ -275,8 +275,9 @@ class Collector(Episodes):
             Transition(obs, action, reward, next_obs, terminated, truncated, start, state)
         )
         if cut:
+            whole = agent.global_step - self.origin >= self.config.checkpoint_every
             self.reset(agent.global_step)
-            if not self.recent and not self.warned:
+            if whole and not self.recent and not self.warned:
                 self.warn_of_cuts()
 
     def warn_of_cuts(self) -> None:
