@@ -614,6 +614,7 @@ class NStepWindows:
         powers = np.cumprod(np.full(n, gamma, np.float32), dtype=np.float32)
         ages = np.subtract.outer(np.arange(n), np.arange(n)) % n  # (place of the newest, place)
         self.discounts = powers[ages][:, :, None]  # after a step more than the age
+        self.complete = powers[-1]  # that of a window of n steps
         self.waiting = np.zeros((n, num_envs), dtype=bool)  # not handed out yet
         self.newest = 0  # the place of the last step in the ring
 
@@ -623,10 +624,10 @@ class NStepWindows:
         self.bytes[self.newest], self.waiting[self.newest] = rows.view(self.bytes.dtype), True
         self.reward[self.newest] = rows["reward"]
 
-    def write_back(self, places: int | slice = slice(None)) -> None:
-        """Put sums and discounts into the rows of windows."""
-        self.fields["reward"][places] = self.reward[places]
-        self.fields["discount"][places] = self.discounts[self.newest][places]
+    def write_back(self) -> None:
+        """Put sums and discounts into the rows of all windows."""
+        self.fields["reward"][:] = self.reward
+        self.fields["discount"][:] = self.discounts[self.newest]
 
     def forget(self, episode_start: np.ndarray) -> None:
         """Drop what waits where a new episode starts: the end of the old one was not seen."""
@@ -672,8 +673,9 @@ class NStepAccumulator(NStepWindows):
             return self.finish(rows, ended)
         oldest = (self.newest + 1) % n  # n steps complete these, and none of them saw an end
         ready = self.waiting[oldest]
-        self.write_back(oldest)
-        self.fields["next_obs"][oldest] = rows["next_obs"]
+        fields = self.fields
+        fields["reward"][oldest], fields["discount"][oldest] = self.reward[oldest], self.complete
+        fields["next_obs"][oldest] = rows["next_obs"]
         complete = self.bytes[oldest][ready].view(rows.dtype)
         ready[:] = False
         return complete

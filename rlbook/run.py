@@ -235,8 +235,6 @@ def check_finite(step: int, what: str, values: np.ndarray) -> None:
     """Raise when the environment returned a number that no agent can learn from."""
     if values.dtype.kind != "f":  # bytes and whole numbers are always finite
         return
-    if float(np.vdot(values, values)) < 1e77:  # one quick call: all are far below the largest float
-        return
     with np.errstate(over="ignore"):
         stored = values.astype(np.float32)  # as the buffer will hold them
     if not np.isfinite(stored).all():
@@ -263,8 +261,11 @@ class Collector(Episodes):
         agent, obs, state, start = self.agent, self.obs, self.state, self.episode_start
         action, self.state = agent.act(obs, state, start, explore=True)
         next_obs, reward, terminated, truncated = self.advance(action)
-        check_finite(agent.global_step, "reward", reward)
-        check_finite(agent.global_step, "observation", next_obs)
+        # One quick sum of squares of each: it is small only where all numbers are finite.
+        seen = float(np.vdot(next_obs, next_obs)) if next_obs.dtype.kind == "f" else 0.0
+        if not seen + float(np.vdot(reward, reward)) < 1e77:
+            check_finite(agent.global_step, "reward", reward)
+            check_finite(agent.global_step, "observation", next_obs)
         if next_obs is not self.obs:  # an episode ended: look at the start of the next one too
             check_finite(agent.global_step, "observation", self.obs)
         agent.global_step += len(reward)
