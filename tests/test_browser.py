@@ -273,7 +273,7 @@ def test_code_can_be_copied(browser: Any, site: Path) -> None:
     cell = tab.locator("div.cell_input:has-text('#| export')").first
     cell.hover()
     cell.locator("button.copybtn").click()
-    assert tab.evaluate("navigator.clipboard.readText()").startswith("#| export\nimport inspect\n")
+    assert tab.evaluate("navigator.clipboard.readText()").startswith("#| export\nimport copy\n")
     context.close()
 
 
