@@ -427,6 +427,17 @@ except ValueError as error:
 
 # %%
 #| export
+def warn_of_cuts(config: Config) -> None:
+    """Say that no episode has come to its end, as too long ones never do."""
+    warnings.warn(
+        f"No episode has ended yet. Checkpoints reset all environments, so none can be longer than "
+        f"'checkpoint_every' ({config.checkpoint_every}) over 'num_envs' ({config.num_envs}): "
+        "raise the first?",
+        stacklevel=4,
+    )
+
+# %%
+#| export
 class Collector(Episodes):
     """Steps an agent through its environments, and can find its way back to any step."""
 
@@ -464,16 +475,8 @@ class Collector(Episodes):
             whole = agent.global_step - self.origin >= self.config.checkpoint_every
             self.reset(agent.global_step)
             if whole and not self.recent and not self.warned:
-                self.warn_of_cuts()
-
-    def warn_of_cuts(self) -> None:
-        """Say that no episode has come to its end, as too long ones never do."""
-        self.warned, every, count = True, self.config.checkpoint_every, self.envs.num_envs
-        warnings.warn(
-            f"No episode has ended yet. Checkpoints reset all environments, so none can be longer "
-            f"than 'checkpoint_every' ({every}) over 'num_envs' ({count}): raise the first?",
-            stacklevel=4,
-        )
+                warn_of_cuts(self.config)
+                self.warned = True
 
     def state_dict(self) -> dict[str, Any]:
         """Return the way from the last reset to here, and the memory of the agent."""
