@@ -13,59 +13,38 @@
 
 # %% [markdown]
 # # Settings
-#
-# A learning rate is typed in three places: as a keyword in Python, as a key in a file, as a flag in
-# the shell. In this chapter you build settings that are declared **once**, as one field of a
-# dataclass with one line of documentation, and that work in all three places, with the same checks
-# and the same words when something is wrong. At the end, this field:
-#
-# ```python
-# lr: float = setting(1e-3, "Learning rate of Adam.", above=0)
-# ```
-#
-# is the keyword `lr=3e-4`, the key `lr: 3e-4`, the flag `--lr 3e-4`, a line of `--help`, and the
-# sentence *Setting 'lr' must be above 0, not -1.0.*
-#
-# | | |
-# |---|---|
-# | Builds on | `nearest` from [environments](envs.ipynb), which finds the name you meant |
-# | Same as tyro and simple-parsing | a setting is declared in the dataclass alone |
-# | Different | about 200 lines over `argparse` and YAML; every mistake is one sentence |
-# | Used by | [the agent](agent.ipynb), [the run](run.ipynb), [the command line](cli.ipynb) |
 
-# %%
+# %% tags=["hide-input"]
 #| export
 import argparse
-import dataclasses
 import importlib.resources
-import math
 import numbers
 import os
 import types
 import typing
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, Union
 
 import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    field_validator,
+)
 
 from rlbook.envs import nearest
 
-# %% [markdown]
-# The cells that only show something need a little more. `sentence` runs something that is wrong
-# and returns the complaint.
-
-# %%
+# %% tags=["hide-input"]
 import tempfile
 from collections.abc import Callable
 
-import matplotlib.pyplot as plt
-from matplotlib.patches import FancyBboxPatch
-
-from rlbook.figures import PALETTE, use_style
-
-use_style()
+from pydantic import model_validator
 
 
 def sentence(mistake: Callable[[], object]) -> str:
@@ -78,307 +57,177 @@ def sentence(mistake: Callable[[], object]) -> str:
 
 
 # %% [markdown]
-# This is the path of a setting. Three doors lead in, and whichever a value comes through, it passes
-# the same two checks, whose complaints name the setting and say what it should be.
-
-# %% tags=["hide-input"]
-figure, ax = plt.subplots(figsize=(8.5, 2.9))
-boxes = [
-    (0.0, 2.0, 2.1, "keyword", "lr=3e-4", PALETTE[0]),
-    (0.0, 1.0, 2.1, "key in a file", "lr: 3e-4", PALETTE[0]),
-    (0.0, 0.0, 2.1, "flag", "--lr 3e-4", PALETTE[0]),
-    (3.1, 1.0, 1.6, "right type?", "convert", PALETTE[3]),
-    (5.5, 1.0, 1.6, "in range?", "check_range", PALETTE[3]),
-    (7.9, 1.0, 1.9, "settings", "config.lr", PALETTE[2]),
-]
-for x, y, width, title, code, color in boxes:
-    shape = FancyBboxPatch((x, y), width, 0.6, boxstyle="round,pad=0.08", fc="white", ec=color)
-    ax.add_patch(shape)
-    ax.text(x + width / 2, y + 0.44, title, ha="center", va="center", fontsize=9)
-    ax.text(x + width / 2, y + 0.15, code, ha="center", va="center", fontsize=9, family="monospace")
-for start, end in [
-    ((2.25, 2.2), (2.95, 1.5)),
-    ((2.25, 1.3), (2.95, 1.3)),
-    ((2.25, 0.4), (2.95, 1.1)),
-    ((4.85, 1.3), (5.35, 1.3)),
-    ((7.25, 1.3), (7.75, 1.3)),
-]:
-    ax.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": "black"})
-for x in (3.9, 6.3):
-    arrow = {"arrowstyle": "->", "color": PALETTE[3]}
-    ax.annotate("", (5.1, 0.42), (x, 0.86), arrowprops=arrow)
-ax.text(5.1, 0.22, "one sentence: what is wrong, what to do", ha="center", fontsize=9)
-ax.set(xlim=(-0.2, 10.0), ylim=(-0.2, 2.8))
-ax.axis("off")
-plt.show()
-
-# %% [markdown]
-# ## The problem: mistakes that nobody reports
-#
-# Most scripts read settings like this, and nothing ever goes wrong, or so it seems. Look at what
-# these six lines do with two mistakes of every day, a misspelled key and a number that YAML does
-# not take for one, and with a switch that somebody turns off in the shell.
-
-# %%
-file = yaml.safe_load("learning_rte: 0.1\ntarget_lr: 1e-4")
-naive = argparse.ArgumentParser()
-naive.add_argument("--double", type=bool, default=True)
-
-print("learning rate:", file.get("learning_rate", 0.001), "(the key is misspelled: the default)")
-print("target rate:  ", repr(file["target_lr"]), "(YAML wants a point: 1.0e-4)")
-print("double:       ", naive.parse_args(["--double", "false"]).double, "(bool('false') is True)")
-
-# %% [markdown]
-# The run starts, and a day later you compare two curves of the same settings. So a setting needs a
-# known name and a known type, and both must be checked where they are read.
-#
-# ## One field, one line
-#
-# A dataclass already has names, types and defaults. What is missing is a line of documentation and
-# the range, and a field has a place for such things: its `metadata`.
+# ## Numbers in many forms
 
 # %%
 #| export
-def setting(
-    default: Any,
-    doc: str,
-    *,
-    low: float = -math.inf,
-    high: float = math.inf,
-    above: float = -math.inf,
-) -> Any:
-    """Declare a setting: its default, its line of documentation and the range it may take."""
-    metadata = {"doc": doc, "low": low, "high": high, "above": above}
-    if isinstance(default, dict):
-        return field(default_factory=lambda: dict(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
+def types_in(hint: Any) -> list[Any]:
+    """List what a type is made of: `float | None` of a union, float and nothing."""
+    inner = [part for argument in typing.get_args(hint) for part in types_in(argument)]
+    return [typing.get_origin(hint) or hint, *inner]
+
+
+def read_number(value: Any, whole: bool) -> Any:
+    """Return a number, also one that is text; leave what is not one as it is."""
+    if isinstance(value, bool) or not isinstance(value, str | numbers.Real):
+        return value
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return value
+    if not whole:
+        return number
+    if not number.is_integer():
+        return value
+    # Not through the float, which is exact only up to 2 ** 53.
+    return int(Decimal(value) if isinstance(value, str) else value)
+
+
+def read_value(value: Any, hint: Any) -> Any:
+    """Return lists as tuples and numbers as int or float, wherever `hint` asks for them."""
+    parts = types_in(hint)
+    if tuple in parts and isinstance(value, list | tuple):
+        return tuple(read_value(entry, hint) for entry in value)
+    if str in parts or dict in parts or not (int in parts or float in parts):
+        return value
+    return read_number(value, whole=float not in parts)
 
 
 # %% [markdown]
-# A mapping as default is copied for each object, or all runs would share one.
-
-# %%
-@dataclass
-class Example:
-    """A dataclass with two settings."""
-
-    lr: float = setting(1e-3, "Learning rate of Adam.", above=0)
-    env_kwargs: dict[str, Any] = setting({}, "Keywords for the environment.")  # noqa: RUF009
-
-
-lr_field = dataclasses.fields(Example)[0]
-print(lr_field.name, lr_field.type, lr_field.default, dict(lr_field.metadata))
-assert Example().env_kwargs is not Example().env_kwargs
-
-# %% [markdown]
-# ## A value of the right type
-#
-# The types that settings may have are few: whole numbers, numbers, true or false, texts, lists,
-# mappings, a choice, and each of them or nothing. First, their names in plain words, because
-# *expected tuple[int, ...]* is no help to somebody who has never seen that notation:
+# ## One sentence
 
 # %%
 #| export
+WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    dict: "a mapping",
+    types.NoneType: "nothing",
+}
+
+
 def describe(hint: Any) -> str:
     """Name a type in the words of a user."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return "one of " + ", ".join(repr(choice) for choice in arguments)
+    if origin is Annotated:
+        return describe(arguments[0])
     if origin is tuple:
         return f"a list, each entry {describe(arguments[0])}"
-    if origin is types.UnionType:
+    if origin in (types.UnionType, Union):
         return " or ".join(describe(part) for part in arguments)
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-    return {**words, dict: "a mapping", types.NoneType: "nothing"}.get(origin or hint, str(hint))
-
-
-# %%
-for hint in (int, float | None, tuple[int, ...], Literal["relu", "tanh"], dict[str, Any]):
-    print(f"{hint!s:38} {describe(hint)}")
-
-# %% [markdown]
-# Numbers come in many dresses. YAML and the shell deliver `1e-3` as a text, people write `1e5`
-# steps although that is a float, and seeds come out of `np.arange`. All of these are meant well and
-# clear. What is refused: 1.5 as a whole number, and `True` as any number, although Python thinks
-# that it is 1.
-
-# %%
-#| export
-def convert_number(value: Any) -> float:
-    """Return a number, also one that is written as text; true is not a number."""
-    if isinstance(value, bool) or not isinstance(value, str | numbers.Real):
-        raise TypeError
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        raise TypeError from None
-
-
-def convert_whole(value: Any) -> int:
-    """Return a whole number, also one that is written as 1e5 or 5.0."""
-    number = convert_number(value)
-    if not number.is_integer():
-        raise TypeError
-    # Not through the float, which is exact only up to 2 ** 53.
-    return int(value) if isinstance(value, numbers.Integral) else int(number)
-
-
-# %% [markdown]
-# A float holds every whole number up to $2^{53}$ and then only every second one, so a large seed
-# must not pass through it. By hand: $2^{53} + 1$ as a float is $2^{53}$.
-
-# %%
-assert convert_number("1e-3") == 0.001 and convert_whole("1e5") == 100_000
-assert float(2**53 + 1) == 2**53
-assert convert_whole(2**53 + 1) == 2**53 + 1
-
-# %% [markdown]
-# The rest is a case for each type. A list of settings arrives as a list from YAML and as a tuple
-# from Python; it is stored as a tuple, which nobody can change by accident.
-
-# %%
-#| export
-def convert(value: Any, hint: Any) -> Any:
-    """Return `value` as the type `hint`, or raise TypeError."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is types.UnionType:  # the only unions here are `X | None`
-        inner = next(part for part in arguments if part is not types.NoneType)
-        return None if value is None else convert(value, inner)
-    if origin is tuple and isinstance(value, list | tuple):
-        return tuple(convert(entry, arguments[0]) for entry in value)
-    if origin is dict and isinstance(value, dict):
-        return dict(value)
-    if origin is Literal and value in arguments:
-        return value
-    if hint is float:
-        return convert_number(value)
-    if hint is int:
-        return convert_whole(value)
-    if hint in (bool, str) and isinstance(value, hint):
-        return value
-    raise TypeError
-
-
-# %%
-for value, hint in [
-    ("1e-3", float),
-    (1e5, int),
-    ([64, 64], tuple[int, ...]),
-    (None, float | None),
-    ("tanh", Literal["relu", "tanh"]),
-    (True, int),
-    (1.5, int),
-    ("false", bool),
-    ([64, "wide"], tuple[int, ...]),
-]:
-    try:
-        shown = repr(convert(value, hint))
-    except TypeError:
-        shown = f"refused: not {describe(hint)}"
-    print(f"{value!r:14} {shown}")
-
-# %% [markdown]
-# ## A value in range
-#
-# `low` and `high` belong to the range, `above` does not: a discount may be 0 or 1, a learning rate
-# must be more than 0. Infinity and NaN are in no range.
-
-# %%
-#| export
-def check_range(name: str, value: Any, limits: Mapping[str, Any]) -> None:
-    """Raise unless a number, or each number of a list, lies in the range of its setting."""
-    for number in value if isinstance(value, tuple) else (value,):
-        if isinstance(number, bool) or not isinstance(number, int | float):
-            continue
-        if not math.isfinite(number):
-            raise ValueError(f"Setting {name!r} must be finite, not {number}.")
-        if number < limits["low"]:
-            raise ValueError(f"Setting {name!r} must be at least {limits['low']}, not {number}.")
-        if number > limits["high"]:
-            raise ValueError(f"Setting {name!r} must be at most {limits['high']}, not {number}.")
-        if number <= limits["above"]:
-            raise ValueError(f"Setting {name!r} must be above {limits['above']}, not {number}.")
-
-
-def check_setting(item: "dataclasses.Field[Any]", value: Any, hint: Any) -> Any:
-    """Return the value of a setting in its own type, or say what is wrong with it."""
-    try:
-        converted = convert(value, hint)
-    except TypeError:
-        wanted = describe(hint)
-        raise ValueError(f"Setting {item.name!r} must be {wanted}, not {value!r}.") from None
-    check_range(item.name, converted, item.metadata)
-    return converted
-
-
-# %%
-print(check_setting(lr_field, "3e-4", float))
-print(sentence(lambda: check_setting(lr_field, "fast", float)))
-print(sentence(lambda: check_setting(lr_field, -1, float)))
-print(sentence(lambda: check_setting(lr_field, "nan", float)))
-assert sentence(lambda: check_setting(lr_field, 0, float)).endswith("must be above 0, not 0.0.")
-
-# %% [markdown]
-# ## The settings that all algorithms share
-#
-# An algorithm inherits from this class and adds its own fields. The check runs when the object is
-# made, so a wrong setting stops a run before it begins, and it runs again in
-# `dataclasses.replace`. Unknown names are caught one moment earlier, before Python's own
-# complaint, which knows no neighbours.
-
-# %%
-#| export
-@dataclass(kw_only=True)
-class Config:
-    """The settings of a run, whatever the algorithm."""
-
-    env_id: str = setting("CartPole-v1", "Gymnasium id; `module:Name-v0` imports the module first.")
-    env_kwargs: dict[str, Any] = setting({}, "Keywords for the environment.")  # noqa: RUF009
-    num_envs: int = setting(1, "Environments that step side by side.", low=1)
-    total_steps: int = setting(50_000, "Environment steps of the whole run.", low=1)
-    seed: int = setting(0, "Seed of everything random in the run.", low=0)
-    device: str = setting("cpu", "Where the networks live, such as cpu or cuda.")
-    threads: int = setting(1, "Torch threads while learning; small networks like one.", low=1)
-    compile: bool = setting(False, "Compile forward passes (torch.compile); it rarely pays here.")
-    run_dir: str | None = setting(None, "Directory of the run; without one nothing is written.")
-    eval_every: int = setting(5_000, "Environment steps between evaluations; 0 for none.", low=0)
-    eval_episodes: int = setting(10, "Greedy episodes of an evaluation.", low=1)
-    log_every: int = setting(1_000, "Environment steps between lines of training metrics.", low=1)
-    checkpoint_every: int = setting(
-        10_000, "Environment steps between checkpoints, which reset all environments.", low=1
-    )
-    checkpoint_replay: bool = setting(True, "Whether checkpoints hold the replay buffer.")
-    tensorboard: bool = setting(False, "Whether to write TensorBoard scalars too.")
-
-    def __new__(cls, **settings: Any) -> Self:
-        check_names(cls, settings)  # before Python's own error, which names no neighbour
-        return super().__new__(cls)
-
-    def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
-        for item in dataclasses.fields(self):
-            value = check_setting(item, getattr(self, item.name), hints[item.name])
-            setattr(self, item.name, value)
-        self.check()
-
-    def check(self) -> None:
-        """Raise a ValueError where settings contradict each other; algorithms extend this."""
+    return WORDS.get(origin or hint, str(hint))
 
 
 # %%
 #| export
-AnyConfig = TypeVar("AnyConfig", bound=Config)
+LIMITS = {  # pydantic's name of a mistake: our words
+    "finite_number": "finite",
+    "greater_than": "above {gt:.12g}",
+    "greater_than_equal": "at least {ge:.12g}",
+    "less_than": "below {lt:.12g}",
+    "less_than_equal": "at most {le:.12g}",
+    "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
+}
 
 
-def check_names(config_class: type[Config], settings: Mapping[str, Any]) -> None:
+def explain(error: ValidationError, config_class: type[BaseModel], settings: dict[str, Any]) -> str:
+    """Say in one sentence what pydantic found first."""
+    first = error.errors()[0]
+    context = first.get("ctx", {})
+    if "error" in context:  # raised by a validator, in a sentence of its own
+        return str(context["error"])
+    name = str(first["loc"][0])
+    if first["type"] in LIMITS:
+        wanted, given = LIMITS[first["type"]].format(**context), first["input"]
+    else:  # of the wrong type
+        wanted, given = describe(config_class.model_fields[name].annotation), settings.get(name)
+    return f"Setting {name!r} must be {wanted}, not {given!r}."
+
+
+def check_names(config_class: type[BaseModel], names: Iterable[Any]) -> None:
     """Raise for a name that is no setting, naming the nearest one that is."""
-    known = [item.name for item in dataclasses.fields(config_class)]
-    for name in settings:
+    known = list(config_class.model_fields)
+    for name in names:
         if name not in known:
             owner = config_class.__name__.removesuffix("Config")
             lists = f" `rlbook train {owner.lower()} --help` lists them."
             hint = nearest(str(name), known) or lists
             raise ValueError(f"{owner} has no setting {name!r}.{hint}")
+
+
+# %% [markdown]
+# ## The settings that all algorithms share
+
+# %%
+#| export
+class Config(BaseModel):
+    """The settings of a run, whatever the algorithm."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, validate_default=True
+    )
+
+    env_id: str = Field(
+        "CartPole-v1", description="Gymnasium id; `module:Name-v0` imports the module first."
+    )
+    env_kwargs: dict[str, Any] = Field({}, description="Keywords for the environment.")
+    num_envs: int = Field(1, ge=1, description="Environments that step side by side.")
+    total_steps: int = Field(50_000, ge=1, description="Environment steps of the whole run.")
+    seed: int = Field(0, ge=0, description="Seed of everything random in the run.")
+    device: str = Field("cpu", description="Where the networks live, such as cpu or cuda.")
+    threads: int = Field(
+        1, ge=1, description="Torch threads while learning; small networks like one."
+    )
+    compile: bool = Field(
+        False,
+        description="Compile what an update computes (torch.compile); needs a C++ compiler.",
+    )
+    run_dir: str | None = Field(
+        None, description="Directory of the run; without one nothing is written."
+    )
+    eval_every: int = Field(
+        5_000, ge=0, description="Environment steps between evaluations; 0 for none."
+    )
+    eval_episodes: int = Field(10, ge=1, description="Greedy episodes of an evaluation.")
+    log_every: int = Field(
+        1_000, ge=1, description="Environment steps between lines of training metrics."
+    )
+    checkpoint_every: int = Field(
+        10_000,
+        ge=1,
+        description="Environment steps between checkpoints, which reset all environments.",
+    )
+    checkpoint_replay: bool = Field(True, description="Whether checkpoints hold the replay buffer.")
+    tensorboard: bool = Field(False, description="Whether to write TensorBoard scalars too.")
+
+    def __init__(self, /, **settings: Any) -> None:
+        check_names(type(self), settings)
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:
+            raise ValueError(explain(error, type(self), settings)) from None
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def read_field(cls, value: Any, info: ValidationInfo) -> Any:
+        """Read a value as its field is declared, before pydantic checks it strictly."""
+        return read_value(value, cls.model_fields[str(info.field_name)].annotation)
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a checked copy with some settings changed."""
+        return type(self)(**{**self.model_dump(), **changes})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        checked = self.replace(**{name: value})  # raises before anything has changed
+        super().__setattr__(name, getattr(checked, name))
+
+
+AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 
 def make_config(config_class: type[AnyConfig], settings: dict[str, Any]) -> AnyConfig:
@@ -387,28 +236,26 @@ def make_config(config_class: type[AnyConfig], settings: dict[str, Any]) -> AnyC
     return config_class(**settings)
 
 
-# %% [markdown]
-# Here is a small algorithm's worth of settings, for the rest of the chapter: three fields of its
-# own, and a `check` for what no single field can know.
-
-
 # %%
-@dataclass(kw_only=True)
 class ToyConfig(Config):
     """The settings of an algorithm that does not exist."""
 
-    hidden: tuple[int, ...] = setting((64, 64), "Units of each hidden layer.", low=1)
-    lr: float = setting(1e-3, "Learning rate of Adam.", above=0)
-    activation: Literal["relu", "tanh"] = setting("relu", "Between the layers.")
-    double: bool = setting(True, "Whether the online network chooses the next action.")
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (64, 64), description="Units of each hidden layer."
+    )
+    lr: float = Field(1e-3, gt=0, description="Learning rate of Adam.")
+    activation: Literal["relu", "tanh"] = Field("relu", description="Between the layers.")
+    double: bool = Field(True, description="Whether to use double DQN.")
 
-    def check(self) -> None:
+    @model_validator(mode="after")
+    def check_evaluations_fit(self) -> Self:
         """Raise where settings contradict each other."""
         if self.eval_every > self.total_steps:
             raise ValueError(
                 f"Setting 'eval_every' ({self.eval_every}) must not exceed 'total_steps' "
                 f"({self.total_steps})."
             )
+        return self
 
 
 toy = ToyConfig(hidden=[32, 32], lr="3e-4", total_steps=1e5)
@@ -431,10 +278,6 @@ for mistake in (
     print(sentence(lambda wrong=mistake: make_config(ToyConfig, wrong)))
 
 # %% [markdown]
-# Read these as somebody who made the mistake: each names the setting, says what it should be, and
-# shows what it was. In Python they are a `ValueError`; in the shell they are printed alone, and the
-# exit code is 2.
-#
 # ## Settings in a file
 #
 # A file of settings is YAML, a line for each. Files that come with the book are found by their
@@ -554,7 +397,8 @@ def gather_settings(name: str, algo: str | None) -> tuple[str | None, dict[str, 
 #| export
 def write_settings(path: Path, algo: str, config: Config) -> None:
     """Write all settings of a run as YAML, in one step."""
-    plain = {name: list(v) if isinstance(v, tuple) else v for name, v in vars(config).items()}
+    settings = config.model_dump()
+    plain = {name: list(v) if isinstance(v, tuple) else v for name, v in settings.items()}
     try:
         text = yaml.safe_dump({"algo": algo, **plain}, sort_keys=False)
     except yaml.YAMLError as error:
@@ -582,13 +426,6 @@ with tempfile.TemporaryDirectory() as folder:
 
 # %% [markdown]
 # ## Settings on the command line
-#
-# A flag is the name with dashes. What stands in the metadata becomes its line of help, with the
-# default in brackets. A list takes several words, and a switch takes none or one: `--double`,
-# `--double false` and `--no-double` all work.
-#
-# The default of every flag is `SUPPRESS`: a flag that nobody typed leaves no trace, so only what
-# was typed overrides a file. (Exercise 4 shows what happens otherwise.)
 
 # %%
 #| export
@@ -603,45 +440,32 @@ def add_flags(
     names: Sequence[str] | None = None,
 ) -> None:
     """Give a parser a flag for each setting, or for those in `names`."""
-    hints = typing.get_type_hints(config_class)
-    metavars = {int: "N", float: "X", bool: "BOOL", dict: "YAML"}
-    for item in dataclasses.fields(config_class):
-        if names is not None and item.name not in names:
+    metavars = {dict: "YAML", int: "N", float: "X", bool: "BOOL"}
+    for name, field in config_class.model_fields.items():
+        if names is not None and name not in names:
             continue
-        hint = hints[item.name]
-        parts = {hint, typing.get_origin(hint), *typing.get_args(hint)}
-        default = {} if item.default is dataclasses.MISSING else item.default
+        parts = types_in(field.annotation)
+        default = field.get_default(call_default_factory=True)
         plain = list(default) if isinstance(default, tuple) else default
         shown = yaml.safe_dump(plain, default_flow_style=True).splitlines()[0]
         options: dict[str, Any] = {
-            "dest": item.name,
+            "dest": name,
             "default": argparse.SUPPRESS,  # only what was typed overrides a file
             "metavar": next((word for kind, word in metavars.items() if kind in parts), "TEXT"),
-            "help": f"{item.metadata['doc']} [{shown}]".replace("%", "%%"),
+            "help": f"{field.description or ''} [{shown}]".strip().replace("%", "%%"),
         }
         if Literal in parts:
-            options["metavar"] = "|".join(map(str, typing.get_args(hint)))
+            options["metavar"] = "|".join(map(str, typing.get_args(field.annotation)))
         if tuple in parts:
             options["nargs"] = "+"
-        if hint is bool:  # --double, --double false and --no-double
+        if field.annotation is bool:  # --double, --double false and --no-double
             options |= {"nargs": "?", "const": "true"}
-            opposite = flag_name(f"no_{item.name}")
             quiet: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
             parser.add_argument(
-                opposite, dest=item.name, action="store_const", const="false", **quiet
+                flag_name(f"no_{name}"), dest=name, action="store_const", const="false", **quiet
             )
-        parser.add_argument(flag_name(item.name), **options)
+        parser.add_argument(flag_name(name), **options)
 
-
-# %%
-parser = argparse.ArgumentParser(prog="toy", add_help=False)
-add_flags(parser, ToyConfig, ["hidden", "lr", "activation", "double", "env_kwargs"])
-print(parser.format_help())
-
-# %% [markdown]
-# What was typed is a text. It is read as YAML would read it, so that a value means the same in the
-# shell and in a file. Only a setting that wants a text takes it as it is: a directory called `1` is
-# a directory, and `on` is a name, not a switch.
 
 # %%
 #| export
@@ -650,9 +474,9 @@ def read_flag(typed: str | Sequence[str], hint: Any) -> Any:
     if not isinstance(typed, str):
         alone = len(typed) == 1 and typed[0].startswith("[")  # "[64, 64]" is the whole list
         return read_flag(typed[0], None) if alone else [read_flag(word, hint) for word in typed]
-    parts = (hint, *typing.get_args(hint))
+    parts = types_in(hint)
     wants_text = str in parts or any(isinstance(part, str) for part in parts)  # or such a choice
-    if wants_text and typing.get_origin(hint) is not dict:
+    if wants_text and dict not in parts:
         return typed
     try:
         return yaml.safe_load(typed)
@@ -662,13 +486,16 @@ def read_flag(typed: str | Sequence[str], hint: Any) -> Any:
 
 def flag_settings(options: argparse.Namespace, config_class: type[Config]) -> dict[str, Any]:
     """Return the settings that were typed as flags, each checked."""
-    hints, typed = typing.get_type_hints(config_class), vars(options)
-    settings = {}
-    for item in dataclasses.fields(config_class):
-        if item.name in typed:
-            hint = hints[item.name]
-            settings[item.name] = check_setting(item, read_flag(typed[item.name], hint), hint)
-    return settings
+    fields = {
+        name: field for name, field in config_class.model_fields.items() if name in vars(options)
+    }
+    typed = {
+        name: read_flag(getattr(options, name), field.annotation) for name, field in fields.items()
+    }
+    # A class of these fields alone: whether settings contradict each other, the file decides too.
+    own: dict[str, Any] = {name: (field.annotation, field) for name, field in fields.items()}
+    checked = create_model(config_class.__name__, __base__=Config, **own)(**typed)
+    return {name: getattr(checked, name) for name in typed}
 
 
 # %%
@@ -678,13 +505,6 @@ def shell(line: str) -> dict[str, Any]:
     add_flags(toy_parser, ToyConfig)
     return flag_settings(toy_parser.parse_args(line.split()), ToyConfig)
 
-
-print(shell("--hidden 32 32 --lr 3e-4 --total-steps 1e5"))
-print(shell("--hidden [32,32] --no-double --run-dir 1 --env-kwargs {'gravity':9.8}"))
-assert shell("--double") == shell("--double true") == shell("--double yes") == {"double": True}
-assert shell("--no-double") == shell("--double false") == {"double": False}
-for line in ("--lr fast", "--hidden 64 wide", "--activation sigmoid", "--double perhaps"):
-    print(sentence(lambda line=line: shell(line)))
 
 # %% [markdown]
 # ## Three doors, one room

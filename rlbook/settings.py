@@ -1,17 +1,15 @@
 """Made from book/settings.py: edit the chapter, then run `rlbook tangle`."""
 
 __all__ = [
+    "LIMITS",
+    "WORDS",
     "AnyConfig",
     "Config",
     "UniqueKeysLoader",
     "add_flags",
     "check_names",
-    "check_range",
-    "check_setting",
-    "convert",
-    "convert_number",
-    "convert_whole",
     "describe",
+    "explain",
     "find_config",
     "flag_name",
     "flag_settings",
@@ -19,178 +17,198 @@ __all__ = [
     "make_config",
     "parse_yaml",
     "read_flag",
+    "read_number",
     "read_settings",
-    "setting",
+    "read_value",
     "shipped_configs",
+    "types_in",
     "write_settings",
 ]
 
 # %% book/settings.py · Settings
 import argparse
-import dataclasses
 import importlib.resources
-import math
 import numbers
 import os
 import types
 import typing
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, Union
 
 import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    field_validator,
+)
 
 from rlbook.envs import nearest
 
 
-# %% book/settings.py · One field, one line
-def setting(
-    default: Any,
-    doc: str,
-    *,
-    low: float = -math.inf,
-    high: float = math.inf,
-    above: float = -math.inf,
-) -> Any:
-    """Declare a setting: its default, its line of documentation and the range it may take."""
-    metadata = {"doc": doc, "low": low, "high": high, "above": above}
-    if isinstance(default, dict):
-        return field(default_factory=lambda: dict(default), metadata=metadata)
-    return field(default=default, metadata=metadata)
+# %% book/settings.py · Numbers in many forms
+def types_in(hint: Any) -> list[Any]:
+    """List what a type is made of: `float | None` of a union, float and nothing."""
+    inner = [part for argument in typing.get_args(hint) for part in types_in(argument)]
+    return [typing.get_origin(hint) or hint, *inner]
 
 
-# %% book/settings.py · A value of the right type
+def read_number(value: Any, whole: bool) -> Any:
+    """Return a number, also one that is text; leave what is not one as it is."""
+    if isinstance(value, bool) or not isinstance(value, str | numbers.Real):
+        return value
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return value
+    if not whole:
+        return number
+    if not number.is_integer():
+        return value
+    # Not through the float, which is exact only up to 2 ** 53.
+    return int(Decimal(value) if isinstance(value, str) else value)
+
+
+def read_value(value: Any, hint: Any) -> Any:
+    """Return lists as tuples and numbers as int or float, wherever `hint` asks for them."""
+    parts = types_in(hint)
+    if tuple in parts and isinstance(value, list | tuple):
+        return tuple(read_value(entry, hint) for entry in value)
+    if str in parts or dict in parts or not (int in parts or float in parts):
+        return value
+    return read_number(value, whole=float not in parts)
+
+
+# %% book/settings.py · One sentence
+WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    dict: "a mapping",
+    types.NoneType: "nothing",
+}
+
+
 def describe(hint: Any) -> str:
     """Name a type in the words of a user."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
         return "one of " + ", ".join(repr(choice) for choice in arguments)
+    if origin is Annotated:
+        return describe(arguments[0])
     if origin is tuple:
         return f"a list, each entry {describe(arguments[0])}"
-    if origin is types.UnionType:
+    if origin in (types.UnionType, Union):
         return " or ".join(describe(part) for part in arguments)
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-    return {**words, dict: "a mapping", types.NoneType: "nothing"}.get(origin or hint, str(hint))
+    return WORDS.get(origin or hint, str(hint))
 
 
-def convert_number(value: Any) -> float:
-    """Return a number, also one that is written as text; true is not a number."""
-    if isinstance(value, bool) or not isinstance(value, str | numbers.Real):
-        raise TypeError
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        raise TypeError from None
+LIMITS = {  # pydantic's name of a mistake: our words
+    "finite_number": "finite",
+    "greater_than": "above {gt:.12g}",
+    "greater_than_equal": "at least {ge:.12g}",
+    "less_than": "below {lt:.12g}",
+    "less_than_equal": "at most {le:.12g}",
+    "too_short": "a list of at least {min_length}",
+    "too_long": "a list of at most {max_length}",
+}
 
 
-def convert_whole(value: Any) -> int:
-    """Return a whole number, also one that is written as 1e5 or 5.0."""
-    number = convert_number(value)
-    if not number.is_integer():
-        raise TypeError
-    # Not through the float, which is exact only up to 2 ** 53.
-    return int(value) if isinstance(value, numbers.Integral) else int(number)
+def explain(error: ValidationError, config_class: type[BaseModel], settings: dict[str, Any]) -> str:
+    """Say in one sentence what pydantic found first."""
+    first = error.errors()[0]
+    context = first.get("ctx", {})
+    if "error" in context:  # raised by a validator, in a sentence of its own
+        return str(context["error"])
+    name = str(first["loc"][0])
+    if first["type"] in LIMITS:
+        wanted, given = LIMITS[first["type"]].format(**context), first["input"]
+    else:  # of the wrong type
+        wanted, given = describe(config_class.model_fields[name].annotation), settings.get(name)
+    return f"Setting {name!r} must be {wanted}, not {given!r}."
 
 
-def convert(value: Any, hint: Any) -> Any:
-    """Return `value` as the type `hint`, or raise TypeError."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is types.UnionType:  # the only unions here are `X | None`
-        inner = next(part for part in arguments if part is not types.NoneType)
-        return None if value is None else convert(value, inner)
-    if origin is tuple and isinstance(value, list | tuple):
-        return tuple(convert(entry, arguments[0]) for entry in value)
-    if origin is dict and isinstance(value, dict):
-        return dict(value)
-    if origin is Literal and value in arguments:
-        return value
-    if hint is float:
-        return convert_number(value)
-    if hint is int:
-        return convert_whole(value)
-    if hint in (bool, str) and isinstance(value, hint):
-        return value
-    raise TypeError
-
-
-# %% book/settings.py · A value in range
-def check_range(name: str, value: Any, limits: Mapping[str, Any]) -> None:
-    """Raise unless a number, or each number of a list, lies in the range of its setting."""
-    for number in value if isinstance(value, tuple) else (value,):
-        if isinstance(number, bool) or not isinstance(number, int | float):
-            continue
-        if not math.isfinite(number):
-            raise ValueError(f"Setting {name!r} must be finite, not {number}.")
-        if number < limits["low"]:
-            raise ValueError(f"Setting {name!r} must be at least {limits['low']}, not {number}.")
-        if number > limits["high"]:
-            raise ValueError(f"Setting {name!r} must be at most {limits['high']}, not {number}.")
-        if number <= limits["above"]:
-            raise ValueError(f"Setting {name!r} must be above {limits['above']}, not {number}.")
-
-
-def check_setting(item: "dataclasses.Field[Any]", value: Any, hint: Any) -> Any:
-    """Return the value of a setting in its own type, or say what is wrong with it."""
-    try:
-        converted = convert(value, hint)
-    except TypeError:
-        wanted = describe(hint)
-        raise ValueError(f"Setting {item.name!r} must be {wanted}, not {value!r}.") from None
-    check_range(item.name, converted, item.metadata)
-    return converted
-
-
-# %% book/settings.py · The settings that all algorithms share
-@dataclass(kw_only=True)
-class Config:
-    """The settings of a run, whatever the algorithm."""
-
-    env_id: str = setting("CartPole-v1", "Gymnasium id; `module:Name-v0` imports the module first.")
-    env_kwargs: dict[str, Any] = setting({}, "Keywords for the environment.")  # noqa: RUF009
-    num_envs: int = setting(1, "Environments that step side by side.", low=1)
-    total_steps: int = setting(50_000, "Environment steps of the whole run.", low=1)
-    seed: int = setting(0, "Seed of everything random in the run.", low=0)
-    device: str = setting("cpu", "Where the networks live, such as cpu or cuda.")
-    threads: int = setting(1, "Torch threads while learning; small networks like one.", low=1)
-    compile: bool = setting(False, "Compile forward passes (torch.compile); it rarely pays here.")
-    run_dir: str | None = setting(None, "Directory of the run; without one nothing is written.")
-    eval_every: int = setting(5_000, "Environment steps between evaluations; 0 for none.", low=0)
-    eval_episodes: int = setting(10, "Greedy episodes of an evaluation.", low=1)
-    log_every: int = setting(1_000, "Environment steps between lines of training metrics.", low=1)
-    checkpoint_every: int = setting(
-        10_000, "Environment steps between checkpoints, which reset all environments.", low=1
-    )
-    checkpoint_replay: bool = setting(True, "Whether checkpoints hold the replay buffer.")
-    tensorboard: bool = setting(False, "Whether to write TensorBoard scalars too.")
-
-    def __new__(cls, **settings: Any) -> Self:
-        check_names(cls, settings)  # before Python's own error, which names no neighbour
-        return super().__new__(cls)
-
-    def __post_init__(self) -> None:
-        hints = typing.get_type_hints(type(self))
-        for item in dataclasses.fields(self):
-            value = check_setting(item, getattr(self, item.name), hints[item.name])
-            setattr(self, item.name, value)
-        self.check()
-
-    def check(self) -> None:
-        """Raise a ValueError where settings contradict each other; algorithms extend this."""
-
-
-AnyConfig = TypeVar("AnyConfig", bound=Config)
-
-
-def check_names(config_class: type[Config], settings: Mapping[str, Any]) -> None:
+def check_names(config_class: type[BaseModel], names: Iterable[Any]) -> None:
     """Raise for a name that is no setting, naming the nearest one that is."""
-    known = [item.name for item in dataclasses.fields(config_class)]
-    for name in settings:
+    known = list(config_class.model_fields)
+    for name in names:
         if name not in known:
             owner = config_class.__name__.removesuffix("Config")
             lists = f" `rlbook train {owner.lower()} --help` lists them."
             hint = nearest(str(name), known) or lists
             raise ValueError(f"{owner} has no setting {name!r}.{hint}")
+
+
+# %% book/settings.py · The settings that all algorithms share
+class Config(BaseModel):
+    """The settings of a run, whatever the algorithm."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, validate_default=True
+    )
+
+    env_id: str = Field(
+        "CartPole-v1", description="Gymnasium id; `module:Name-v0` imports the module first."
+    )
+    env_kwargs: dict[str, Any] = Field({}, description="Keywords for the environment.")
+    num_envs: int = Field(1, ge=1, description="Environments that step side by side.")
+    total_steps: int = Field(50_000, ge=1, description="Environment steps of the whole run.")
+    seed: int = Field(0, ge=0, description="Seed of everything random in the run.")
+    device: str = Field("cpu", description="Where the networks live, such as cpu or cuda.")
+    threads: int = Field(
+        1, ge=1, description="Torch threads while learning; small networks like one."
+    )
+    compile: bool = Field(
+        False,
+        description="Compile what an update computes (torch.compile); needs a C++ compiler.",
+    )
+    run_dir: str | None = Field(
+        None, description="Directory of the run; without one nothing is written."
+    )
+    eval_every: int = Field(
+        5_000, ge=0, description="Environment steps between evaluations; 0 for none."
+    )
+    eval_episodes: int = Field(10, ge=1, description="Greedy episodes of an evaluation.")
+    log_every: int = Field(
+        1_000, ge=1, description="Environment steps between lines of training metrics."
+    )
+    checkpoint_every: int = Field(
+        10_000,
+        ge=1,
+        description="Environment steps between checkpoints, which reset all environments.",
+    )
+    checkpoint_replay: bool = Field(True, description="Whether checkpoints hold the replay buffer.")
+    tensorboard: bool = Field(False, description="Whether to write TensorBoard scalars too.")
+
+    def __init__(self, /, **settings: Any) -> None:
+        check_names(type(self), settings)
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:
+            raise ValueError(explain(error, type(self), settings)) from None
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def read_field(cls, value: Any, info: ValidationInfo) -> Any:
+        """Read a value as its field is declared, before pydantic checks it strictly."""
+        return read_value(value, cls.model_fields[str(info.field_name)].annotation)
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a checked copy with some settings changed."""
+        return type(self)(**{**self.model_dump(), **changes})
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        checked = self.replace(**{name: value})  # raises before anything has changed
+        super().__setattr__(name, getattr(checked, name))
+
+
+AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 
 def make_config(config_class: type[AnyConfig], settings: dict[str, Any]) -> AnyConfig:
@@ -286,7 +304,8 @@ def gather_settings(name: str, algo: str | None) -> tuple[str | None, dict[str, 
 
 def write_settings(path: Path, algo: str, config: Config) -> None:
     """Write all settings of a run as YAML, in one step."""
-    plain = {name: list(v) if isinstance(v, tuple) else v for name, v in vars(config).items()}
+    settings = config.model_dump()
+    plain = {name: list(v) if isinstance(v, tuple) else v for name, v in settings.items()}
     try:
         text = yaml.safe_dump({"algo": algo, **plain}, sort_keys=False)
     except yaml.YAMLError as error:
@@ -311,34 +330,31 @@ def add_flags(
     names: Sequence[str] | None = None,
 ) -> None:
     """Give a parser a flag for each setting, or for those in `names`."""
-    hints = typing.get_type_hints(config_class)
-    metavars = {int: "N", float: "X", bool: "BOOL", dict: "YAML"}
-    for item in dataclasses.fields(config_class):
-        if names is not None and item.name not in names:
+    metavars = {dict: "YAML", int: "N", float: "X", bool: "BOOL"}
+    for name, field in config_class.model_fields.items():
+        if names is not None and name not in names:
             continue
-        hint = hints[item.name]
-        parts = {hint, typing.get_origin(hint), *typing.get_args(hint)}
-        default = {} if item.default is dataclasses.MISSING else item.default
+        parts = types_in(field.annotation)
+        default = field.get_default(call_default_factory=True)
         plain = list(default) if isinstance(default, tuple) else default
         shown = yaml.safe_dump(plain, default_flow_style=True).splitlines()[0]
         options: dict[str, Any] = {
-            "dest": item.name,
+            "dest": name,
             "default": argparse.SUPPRESS,  # only what was typed overrides a file
             "metavar": next((word for kind, word in metavars.items() if kind in parts), "TEXT"),
-            "help": f"{item.metadata['doc']} [{shown}]".replace("%", "%%"),
+            "help": f"{field.description or ''} [{shown}]".strip().replace("%", "%%"),
         }
         if Literal in parts:
-            options["metavar"] = "|".join(map(str, typing.get_args(hint)))
+            options["metavar"] = "|".join(map(str, typing.get_args(field.annotation)))
         if tuple in parts:
             options["nargs"] = "+"
-        if hint is bool:  # --double, --double false and --no-double
+        if field.annotation is bool:  # --double, --double false and --no-double
             options |= {"nargs": "?", "const": "true"}
-            opposite = flag_name(f"no_{item.name}")
             quiet: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
             parser.add_argument(
-                opposite, dest=item.name, action="store_const", const="false", **quiet
+                flag_name(f"no_{name}"), dest=name, action="store_const", const="false", **quiet
             )
-        parser.add_argument(flag_name(item.name), **options)
+        parser.add_argument(flag_name(name), **options)
 
 
 def read_flag(typed: str | Sequence[str], hint: Any) -> Any:
@@ -346,9 +362,9 @@ def read_flag(typed: str | Sequence[str], hint: Any) -> Any:
     if not isinstance(typed, str):
         alone = len(typed) == 1 and typed[0].startswith("[")  # "[64, 64]" is the whole list
         return read_flag(typed[0], None) if alone else [read_flag(word, hint) for word in typed]
-    parts = (hint, *typing.get_args(hint))
+    parts = types_in(hint)
     wants_text = str in parts or any(isinstance(part, str) for part in parts)  # or such a choice
-    if wants_text and typing.get_origin(hint) is not dict:
+    if wants_text and dict not in parts:
         return typed
     try:
         return yaml.safe_load(typed)
@@ -358,10 +374,13 @@ def read_flag(typed: str | Sequence[str], hint: Any) -> Any:
 
 def flag_settings(options: argparse.Namespace, config_class: type[Config]) -> dict[str, Any]:
     """Return the settings that were typed as flags, each checked."""
-    hints, typed = typing.get_type_hints(config_class), vars(options)
-    settings = {}
-    for item in dataclasses.fields(config_class):
-        if item.name in typed:
-            hint = hints[item.name]
-            settings[item.name] = check_setting(item, read_flag(typed[item.name], hint), hint)
-    return settings
+    fields = {
+        name: field for name, field in config_class.model_fields.items() if name in vars(options)
+    }
+    typed = {
+        name: read_flag(getattr(options, name), field.annotation) for name, field in fields.items()
+    }
+    # A class of these fields alone: whether settings contradict each other, the file decides too.
+    own: dict[str, Any] = {name: (field.annotation, field) for name, field in fields.items()}
+    checked = create_model(config_class.__name__, __base__=Config, **own)(**typed)
+    return {name: getattr(checked, name) for name in typed}
