@@ -16,8 +16,8 @@
 #
 # Every algorithm of this book is one class. What is particular to it (a network, a loss, a way to
 # explore) stands in its own chapter; what is the same for all stands here. At the end of this
-# chapter you have a base class with which a new algorithm is six short methods, and from which it
-# inherits everything that a user calls:
+# chapter you have the base class `Agent`, with which a new algorithm is a handful of short methods,
+# and from which it inherits everything that a user calls:
 #
 # ```python
 # agent = DQN("CartPole-v1", seed=1)
@@ -29,16 +29,13 @@
 #
 # | | |
 # |---|---|
-# | Builds on | [Environments](envs.ipynb) for evaluation, [Settings](settings.ipynb) for settings, [Checkpoints](checkpoint.ipynb) for files |
-# | New here | the contract between algorithm and loop, the registry, owned randomness |
+# | Builds on | [Environments](envs.ipynb), [Replay](replay.ipynb), [Settings](settings.ipynb), [Checkpoints](checkpoint.ipynb) |
+# | New here | what passes between algorithm and loop, the registry, owned randomness, the switch `compile` |
 # | Next | [The run](run.ipynb) holds the loop that calls all this |
-#
-# Libraries of reinforcement learning tend to hide the algorithm under layers: a base class, an
-# off-policy class, a policy class, a mixin. Here there are four short classes, all in this
-# chapter: what an algorithm must write, what every agent is made of, and what a user calls. To read
-# an algorithm you read its chapter, and to see what surrounds it you read this one.
 
-# %%
+# %% tags=["hide-input"]
+import math
+
 from matplotlib import pyplot as plt
 from matplotlib.patches import FancyBboxPatch
 
@@ -65,7 +62,7 @@ arrows = [
     ((1.6, 1.25), (2.5, 1.25), "steps"),
     ((5.0, 1.75), (4.1, 1.75), "act"),
     ((4.1, 1.25), (5.0, 1.25), "observe"),
-    ((6.6, 1.8), (7.5, 2.4), "rows"),
+    ((6.6, 1.8), (7.5, 2.4), "transitions"),
     ((7.5, 0.6), (6.6, 1.2), "values"),
     ((8.3, 2.0), (8.3, 1.0), "sample, update"),
 ]
@@ -81,20 +78,19 @@ plt.show()
 
 # %% [markdown]
 # Read from left to right: the loop steps the environments and calls the agent; the agent keeps a
-# buffer and its networks. All that is learned is there; the loop keeps only the episodes under way and
-# the means of its metrics.
+# replay buffer and its networks. All that is learned is in the agent. The loop keeps only the episodes
+# under way and the metrics that it has not written yet.
 
-# %%
+# %% tags=["hide-input"]
 #| export
-import dataclasses
+import copy
 import functools
 import importlib
 import importlib.resources
-import math
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,6 +99,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import gymnasium as gym
 import numpy as np
 import torch
+from torch import Tensor
 
 from rlbook.checkpoint import (
     CheckpointDirectory,
@@ -111,36 +108,81 @@ from rlbook.checkpoint import (
     write_checkpoint,
 )
 from rlbook.envs import Evaluation, derive_seed, evaluate, make_env, nearest
-from rlbook.settings import Config, make_config
+from rlbook.replay import ReplayConfig, updates_due
+from rlbook.settings import Config, gather_settings, make_config
 
 if TYPE_CHECKING:  # the loop is the next chapter: it needs the agent, and `learn` needs the loop
     from rlbook.run import RunDirectory, RunResult
 
 # %% [markdown]
+# ## The smallest agent
+#
+# What is an agent, before any base class? Something that acts, sees what came of it, and learns. Here
+# is the smallest one that learns anything. It ignores what it observes and keeps the mean reward of
+# each action, which is the sample-average method for a multi-armed bandit:
+#
+# $$Q_{n+1}(a) = Q_n(a) + \tfrac{1}{n}\bigl(r - Q_n(a)\bigr).$$
+#
+# By hand: rewards 1, 0 and 2 for the same action give $Q = 1$, then $0.5$, then $1$.
+
+
+# %%
+class Averages:
+    """The mean reward of each action so far."""
+
+    def __init__(self, actions: int) -> None:
+        self.q, self.n = torch.zeros(actions), torch.zeros(actions)
+
+    def update(self, action: int, reward: float) -> None:
+        """Move the mean of one action."""
+        self.n[action] += 1
+        self.q[action] += (reward - self.q[action]) / self.n[action]
+
+
+averages = Averages(1)
+for reward, q in ((1, 1.0), (0, 0.5), (2, 1.0)):
+    averages.update(0, reward)
+    assert averages.q[0] == q
+
+# %% [markdown]
+# And the loop around it, on a bandit whose second arm pays 1 more often than its first. One time in
+# ten the agent tries any arm:
+
+# %%
+rng, averages = np.random.default_rng(0), Averages(2)
+for _ in range(2_000):
+    explores = rng.random() < 0.1
+    action = int(rng.integers(2)) if explores else int(averages.q.argmax())  # act
+    reward = float(rng.random() < (0.3, 0.7)[action])  # observe
+    averages.update(action, reward)  # update
+print("mean rewards:", averages.q.round(decimals=2).tolist(), "tries:", averages.n.int().tolist())
+assert averages.q.argmax() == 1 and averages.n[1] > 1_500
+
+# %% [markdown]
+# Act, observe, update: every algorithm of the book is these three, and a `build` that makes its parts.
+# What a user wants beyond that (settings, seeds, evaluation, files, a run that can be killed) is the
+# same for all of them, and is what the rest of this chapter and the next build, once.
+#
 # ## What passes between loop and agent
 #
-# Two small records cross the border. Downwards goes a **transition**: one step of all
-# environments, with arrays whose first axis is the environment. Three of its fields save you from
-# classic mistakes:
+# Two small records. Into the agent goes a **transition**: one step of all environments, with arrays
+# whose first axis is the environment. Three of its fields save you from classic mistakes:
 #
 # - `next_obs` is the true successor, also at the end of an episode, where a vector environment
 #   has already overwritten it with the first observation of the next;
 # - `terminated` and `truncated` stay apart, because only `terminated` means that nothing follows;
-# - `state` is the memory of a recurrent agent *before* the step, so that a chunk of experience can
-#   be replayed from where it began.
+# - `state` is the hidden state of a recurrent agent *before* the step, so that a chunk of experience
+#   can be replayed from where it began.
 #
-# Upwards goes an **update result**: the metrics of one gradient step by name, its loss among them.
-# Where several updates follow one step, only the metrics of the last are logged. So an agent may hand
-# over a function in place of the metrics, and they are worked out when they are first read, or never.
-# The loss is looked at in each turn of the loop, because a broken one has to stop the run. What is
-# only for the eye, such as a mean of the values, can be left to the `details`, for which the loop asks
-# now and then: with small networks four means take a thirtieth of the whole time.
+# Out of it comes an **update result**: the metrics of one gradient step by name, `loss` among them.
+# They are tensors, which the loop reads only when it writes a line: to read a tensor on a GPU is to
+# wait for it.
 
 # %%
 #| export
 @dataclass(slots=True)
 class Transition:
-    """One step of all environments, as the loop hands it to the agent."""
+    """One step of all environments, as the loop gives it to the agent."""
 
     obs: np.ndarray  # (num_envs, ...)
     action: np.ndarray  # (num_envs, ...)
@@ -149,43 +191,18 @@ class Transition:
     terminated: np.ndarray  # (num_envs,)
     truncated: np.ndarray  # (num_envs,)
     episode_start: np.ndarray  # (num_envs,), whether obs is the first of its episode
-    state: Any  # the memory of a recurrent agent before this step
+    state: Any  # the hidden state of a recurrent agent before this step
 
 
-Metrics = dict[str, float]
+Metrics = dict[str, Tensor]  # scalars by name, without gradient
 
 
 @dataclass(slots=True)
 class UpdateResult:
-    """What one gradient step reports: named metrics, or how to work them out."""
+    """What one gradient step reports."""
 
-    report: Metrics | Callable[[], Metrics]  # the loss, and what is at hand
-    details: Callable[[], Metrics] | None = None  # what takes time, and is not always wanted
+    metrics: Metrics  # "loss" is among them
 
-    @property
-    def brief(self) -> Metrics:
-        """Return the metrics without details, which are worked out once."""
-        if not isinstance(self.report, dict):
-            self.report = self.report()
-        return self.report
-
-    @property
-    def metrics(self) -> Metrics:
-        """Return all metrics."""
-        return self.brief if self.details is None else self.brief | self.details()
-
-    @property
-    def loss(self) -> float:
-        """Return the loss that was descended."""
-        return self.brief["loss"]
-
-# %%
-asked = []
-late = UpdateResult(lambda: asked.append("loss") or {"loss": 0.5},
-                    lambda: asked.append("details") or {"q_mean": 2.0})
-assert not asked
-assert late.loss == 0.5 and asked == ["loss"]
-assert late.metrics == {"loss": 0.5, "q_mean": 2.0} and asked == ["loss", "details"]
 
 # %% [markdown]
 # ## Which algorithms there are
@@ -211,7 +228,7 @@ def algorithms() -> dict[str, type["Agent"]]:
     """All algorithms by name: those of the book in its order, then a user's own."""
     for module in chapter_modules():
         importlib.import_module(f"rlbook.{module}")
-    order = {f"rlbook.{module}": place for place, module in enumerate(chapter_modules())}
+    order = {f"rlbook.{module}": i for i, module in enumerate(chapter_modules())}
     return dict(sorted(REGISTRY.items(), key=lambda kv: order.get(kv[1].__module__, len(order))))
 
 
@@ -259,7 +276,7 @@ def action_kind(space: gym.Space) -> str:
     return "continuous" if isinstance(space, gym.spaces.Box) and len(space.shape) == 1 else "other"
 
 
-def check_spaces(agent: "Learner") -> None:
+def check_spaces(agent: "Agent") -> None:
     """Raise unless the agent can handle its environment; name an algorithm that can."""
     found = observation_kind(agent.observation_space), action_kind(agent.action_space)
     if found == (agent.observations, agent.actions):
@@ -348,86 +365,6 @@ with torch_for_learning(1):
 assert torch.all(small / 10 > 0)  # outside, as before
 
 # %% [markdown]
-# `torch.compile` writes a C++ program for a function of tensors. An algorithm names the functions
-# of its networks that are worth it, and the setting `compile` has them compiled when they are first
-# called. It is off by default: [Speed](speed.ipynb) measures that on networks of this size it costs
-# seconds and buys nothing.
-
-# %%
-#| export
-def compile_functions(owner: Any, paths: Sequence[str]) -> None:
-    """Replace functions, each named by the way to it such as `online.trace`, by compiled ones."""
-    if not shutil.which(os.environ.get("CXX", "c++")):
-        raise ValueError("Setting 'compile' needs a C++ compiler such as g++, and there is none.")
-    for path in paths:
-        *way, name = path.split(".")
-        part = functools.reduce(getattr, way, owner)
-        setattr(part, name, torch.compile(getattr(part, name)))
-
-# %% [markdown]
-# ## What an algorithm writes
-#
-# An algorithm fills in five verbs, `act`, `observe`, `updates_due`, `sample` and `update`, and a
-# `build` that makes its parts. The loop calls them; `train_step` puts the last three together. What
-# it learns from comes out of `batches`, which calls `sample` for each update, unless an algorithm
-# draws for all of them at once and into the same memory: then only `sample` returns a batch to keep.
-# And `train_step` checks the loss of the last update. A loss that is not a number ruins all weights at
-# once, so every loss after it is not a number either, and the run stops at that step. A loss that is
-# infinite and whose slope is not, as when a huge error is squared, need not: in the middle of several
-# updates it passes unseen, and only one at their end stops the run.
-
-# %%
-#| export
-class Algorithm(ABC):
-    """What the loop calls: the verbs that each algorithm fills in."""
-
-    updates: int  # gradient steps made
-
-    @abstractmethod
-    def build(self) -> None:
-        """Make networks, optimiser and buffer."""
-
-    @abstractmethod
-    def act(
-        self, obs: np.ndarray, state: Any, episode_start: np.ndarray, explore: bool
-    ) -> tuple[np.ndarray, Any]:
-        """Choose an action for each observation and return the memory that follows."""
-
-    @abstractmethod
-    def observe(self, transition: Transition) -> None:
-        """Store one step of all environments."""
-
-    @abstractmethod
-    def updates_due(self) -> int:
-        """Say how many gradient steps it is time for."""
-
-    @abstractmethod
-    def sample(self) -> Any:
-        """Draw what one update learns from."""
-
-    @abstractmethod
-    def update(self, batch: Any) -> UpdateResult:
-        """Make one gradient step."""
-
-    def batches(self, count: int) -> Iterator[Any]:
-        """Draw for `count` updates; what is drawn may be overwritten when the next is asked for."""
-        for _ in range(count):
-            yield self.sample()
-
-    def train_step(self, details: bool = True) -> Metrics | None:
-        """Make the updates that are due; return the metrics of the last, maybe without details."""
-        result = None
-        for batch in self.batches(self.updates_due()):
-            result = self.update(batch)
-            self.updates += 1
-        if result is None:
-            return None
-        brief = result.brief
-        if not math.isfinite(brief["loss"]):
-            raise FloatingPointError(f"the loss of update {self.updates} is {brief['loss']}")
-        return result.metrics if details else brief
-
-# %% [markdown]
 # ## One observation or many
 #
 # `predict` is the method that somebody else's program calls, so it takes one observation or a
@@ -459,8 +396,8 @@ assert one.shape == (1, 2) and was_single
 assert as_batch([[0.5, 0.0]] * 3, flat)[0].shape == (3, 2)
 
 # %% [markdown]
-# A recurrent agent must also know where an episode starts, for there its memory is no good. Without
-# a memory all start; with one none does, unless the caller says which. Whoever plays several
+# A recurrent agent must also know where an episode starts, because there its hidden state is reset.
+# Without a state all start; with one none does, unless the caller says which. Whoever plays several
 # episodes side by side must: they do not end together.
 
 # %%
@@ -476,8 +413,8 @@ def where_episodes_start(given: Any, state: Any, count: int) -> np.ndarray:
 
 # %%
 assert where_episodes_start(None, None, count=2).tolist() == [True, True]
-assert where_episodes_start(None, "a memory", count=2).tolist() == [False, False]
-assert where_episodes_start([False, True], "a memory", count=2).tolist() == [False, True]
+assert where_episodes_start(None, "a state", count=2).tolist() == [False, False]
+assert where_episodes_start([False, True], "a state", count=2).tolist() == [False, True]
 
 # %% [markdown]
 # ## Nothing broken is kept
@@ -497,45 +434,94 @@ def not_finite(state: Any, name: str = "") -> str | None:
     return next(filter(None, (not_finite(v, f"{name}.{k}".strip(".")) for k, v in nested)), None)
 
 # %%
-sound = {"online": {"weight": torch.ones(2)}, "steps": 3}
+sound = {"q_network": {"weight": torch.ones(2)}, "steps": 3}
 assert not_finite(sound) is None
 assert not_finite({**sound, "target": [torch.tensor([0.0, math.nan])]}) == "target.0"
 
 # %% [markdown]
-# ## What every agent is made of
+# ## Compiling
 #
-# An agent is made from its settings: they name the environment, of which it needs to know what can
-# be seen and done there.
+# With small networks most of an update's time goes into starting operations, not into arithmetic.
+# `torch.compile` fuses them into a C++ program. What it compiles is the method of an algorithm that
+# computes gradients from a batch: forward pass, loss and backward pass. `zero_grad`, the optimiser's
+# step and the target update stand around it in `update`, as they would in any script. So there is no
+# second version of the code, and the setting `compile` is the only switch.
+#
+# Two details are important. `trace_autograd_ops` lets a backward pass stand inside a compiled function.
+# And `fullgraph=True` makes PyTorch raise an error where it cannot compile everything: without it, it
+# falls back piece by piece, and gradients can be lost with no message at all. LSTMs are such a case, so
+# recurrent agents name no method. [Speed](speed.ipynb) measures what compiling gains and costs.
+
+# %%
+#| export
+def compile_methods(agent: "Agent") -> None:
+    """Replace the methods that compute gradients by compiled ones."""
+    if not agent.compiled:
+        raise ValueError(
+            f"Setting 'compile' is not for {agent.name}: PyTorch cannot compile a backward pass "
+            "through an LSTM. Leave it out."
+        )
+    if not shutil.which(os.environ.get("CXX", "c++")):
+        raise ValueError("Setting 'compile' needs a C++ compiler such as g++, and there is none.")
+    torch._dynamo.config.trace_autograd_ops = True
+    for name in agent.compiled:
+        setattr(agent, name, torch.compile(getattr(agent, name), fullgraph=True))
+
+
+# %% [markdown]
+# ## The base class
+#
+# An agent is made from its settings: they name the environment, of which it needs to know the spaces of
+# observations and actions.
 
 # %%
 #| export
 def find_spaces(config: Config) -> tuple[gym.Space, gym.Space]:
-    """Return what can be seen and what can be done in the environment that the settings name."""
+    """Return the spaces of observations and actions of the environment that the settings name."""
     env = make_env(config.env_id, config.env_kwargs)
     env.close()
     return env.observation_space, env.action_space
 
 # %%
-seen, done = find_spaces(Config(env_id="CartPole-v1"))
-assert seen.shape == (4,) and done == gym.spaces.Discrete(2)
+observation_space, action_space = find_spaces(Config(env_id="CartPole-v1"))
+assert observation_space.shape == (4,) and action_space == gym.spaces.Discrete(2)
 
 # %% [markdown]
-# With the spaces it can check that it fits, and build its networks and its buffer. `parts` names
-# the attributes that learning depends on. `state_dict` and `load_state_dict` walk over them, so
-# that nothing is forgotten in one of the two.
+# Now the whole class. It has three groups of methods:
+#
+# - **what an algorithm fills in**: `build`, `act`, `observe` and `update`, and `sample` if it learns
+#   from replay. `batches` says when it is time to learn and from what. Its default is for replay; an
+#   on-policy algorithm, which learns from each rollout as it is complete, writes its own;
+# - **what a user calls**: `learn`, `evaluate`, `predict`, `save`, `load` and `from_config`;
+# - **what is saved**: `parts` names the attributes that learning depends on, and `state_dict` and
+#   `load_state_dict` walk over them, so that neither can forget one.
+#
+# The last two methods make an agent a value: `copy.deepcopy` and `pickle` give a second agent that goes
+# on learning exactly as the first would. Only two things are not copied. A compiled method belongs to the
+# networks of one agent, so a copy compiles its own. And a run directory has one writer, so a copy
+# writes nowhere.
 
 # %%
 #| export
-class Learner(Algorithm):
-    """An algorithm with settings, spaces, counters, a generator and parts."""
+REPLAY = "replay"  # the one part that a checkpoint may leave out
+
+
+class Agent(ABC):
+    """An algorithm with its networks: what the loop and a user call."""
 
     name: ClassVar[str]
     config_class: ClassVar[type[Config]]
     observations: ClassVar[str] = "vector"
     actions: ClassVar[str] = "discrete"
     parts: ClassVar[tuple[str, ...]] = ()  # attributes with a state_dict, saved and loaded by name
-    compiled: ClassVar[tuple[str, ...]] = ()  # functions that the setting `compile` is for
+    compiled: ClassVar[tuple[str, ...]] = ()  # methods that the setting `compile` compiles
     config: Config
+    replay: Any  # the buffer of an agent that learns from replay
+    directory: "RunDirectory | None" = None  # made by the loop when `run_dir` is set
+
+    def __init_subclass__(cls) -> None:
+        if "name" in vars(cls):
+            REGISTRY[cls.name] = cls
 
     def __init__(
         self, env_id: str | None = None, *, config: Config | None = None, **settings: Any
@@ -553,35 +539,55 @@ class Learner(Algorithm):
         with seeded_torch(derive_seed(config.seed, "networks")):
             self.build()
         if config.compile:
-            compile_functions(self, self.compiled)
+            compile_methods(self)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return all that learning depends on: counters, generator and parts."""
-        return {
-            "global_step": self.global_step,
-            "updates": self.updates,
-            "generator": self.generator.bit_generator.state,
-            **{part: getattr(self, part).state_dict() for part in self.parts},
-        }
+    # What an algorithm fills in
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
-        self.global_step, self.updates = state["global_step"], state["updates"]
-        self.generator.bit_generator.state = state["generator"]
-        for part in self.parts:
-            if part == "replay" and part not in state:  # a checkpoint may leave it out
-                continue
-            getattr(self, part).load_state_dict(state[part])
+    @abstractmethod
+    def build(self) -> None:
+        """Make networks, optimisers and buffer."""
 
-# %% [markdown]
-# ## What a user calls
-#
-# The rest is inherited. First what asks the agent something: how well it does, and what it would do.
+    @abstractmethod
+    def act(
+        self, obs: np.ndarray, state: Any, episode_start: np.ndarray, explore: bool
+    ) -> tuple[np.ndarray, Any]:
+        """Choose an action for each observation; return the next hidden state too."""
 
-# %%
-#| export
-class Player(Learner):
-    """A learner that can be asked for actions, and be tried out."""
+    @abstractmethod
+    def observe(self, transition: Transition) -> None:
+        """Store one step of all environments."""
+
+    @abstractmethod
+    def update(self, batch: Any) -> UpdateResult:
+        """Make one gradient step."""
+
+    def sample(self) -> Any:
+        """Draw what one update learns from; an agent with a replay buffer fills this in."""
+        raise TypeError(f"{self.name} does not learn from replay.")
+
+    def batches(self) -> Iterator[Any]:
+        """Yield what is to be learned from after the last step: samples, as many as are due."""
+        assert isinstance(self.config, ReplayConfig)
+        if len(self.replay) >= self.config.batch_size:
+            for _ in range(updates_due(self.config, self.global_step)):
+                yield self.sample()
+
+    # What a user calls
+
+    @classmethod
+    def from_config(cls, name: str, **settings: Any) -> Self:
+        """Make an agent from a shipped config or a YAML file; keywords override it."""
+        _, stored = gather_settings(name, cls.name)
+        return cls(config=make_config(cls.config_class, {**stored, **settings}))
+
+    def learn(self, steps: int, progress: bool = True) -> "RunResult":
+        """Train for `steps` more environment steps."""
+        if steps < 1:
+            raise ValueError(f"learn needs at least one step, not {steps}.")
+        from rlbook.run import train  # here, since that module imports this one
+
+        self.config = self.config.replace(total_steps=self.global_step + steps)
+        return train(self, progress)
 
     def evaluate(self, episodes: int = 10, seed: int = 0) -> Evaluation:
         """Play greedy episodes that were not learned from."""
@@ -598,50 +604,17 @@ class Player(Learner):
         return self.act(obs, state, start, explore=False)
 
     def predict(
-        self, obs: Any, state: Any = None, explore: bool = False, episode_start: Any = None
+        self, obs: Any, state: Any = None, episode_start: Any = None, deterministic: bool = True
     ) -> tuple[Any, Any]:
         """Choose an action for one observation or a batch; without `state` an episode starts."""
         batch, single = as_batch(obs, self.observation_space)
         start = where_episodes_start(episode_start, state, len(batch))
-        actions, state = self.act(batch, state, start, explore)
+        actions, state = self.act(batch, state, start, explore=not deterministic)
         return (actions[0] if single else actions), state
-
-# %% [markdown]
-# Then what changes or keeps it. `save` writes everything: networks, optimiser, buffer, counters and
-# generators. An agent that is loaded can go on learning.
-
-# %%
-#| export
-class Agent(Player):
-    """What a user calls, for every algorithm alike."""
-
-    directory: "RunDirectory | None" = None  # made by the loop when `run_dir` is set
-
-    def __init_subclass__(cls) -> None:
-        if "name" in vars(cls):
-            REGISTRY[cls.name] = cls
-
-    def learn(self, steps: int, progress: bool = True) -> "RunResult":
-        """Train for `steps` more environment steps."""
-        if steps < 1:
-            raise ValueError(f"learn needs at least one step, not {steps}.")
-        from rlbook.run import train  # here, since that module imports this one
-
-        self.config = dataclasses.replace(self.config, total_steps=self.global_step + steps)
-        return train(self, progress)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the whole agent to one file."""
         write_checkpoint(Path(path), self.checkpoint())
-
-    def checkpoint(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of the agent: its name, its settings and its state."""
-        state = self.state_dict()
-        if broken := not_finite(state):
-            raise FloatingPointError(f"{broken} is not finite any more, so nothing was saved")
-        if not self.config.checkpoint_replay:
-            state.pop("replay", None)
-        return {"algo": self.name, "config": vars(self.config).copy(), "agent": state}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: str = "cpu") -> Self:
@@ -651,43 +624,70 @@ class Agent(Player):
             raise ValueError(f"{path} holds a {agent.name} agent: use rlbook.load.")
         return agent
 
+    # What is saved
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that learning depends on: counters, generator and parts."""
+        return {
+            "global_step": self.global_step,
+            "updates": self.updates,
+            "generator": self.generator.bit_generator.state,
+            **{part: getattr(self, part).state_dict() for part in self.parts},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+        self.global_step, self.updates = state["global_step"], state["updates"]
+        self.generator.bit_generator.state = state["generator"]
+        for name in self.parts:
+            if name == REPLAY and name not in state:
+                continue
+            part, saved = getattr(self, name), state[name]
+            if isinstance(part, torch.optim.Optimizer):
+                saved = copy.deepcopy(saved)  # it would keep the tensors that it is given
+            part.load_state_dict(saved)
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of the agent: its name, its settings and its state."""
+        state = self.state_dict()
+        if broken := not_finite(state):
+            raise FloatingPointError(f"{broken} is not finite any more, so nothing was saved")
+        if not self.config.checkpoint_replay:
+            state.pop(REPLAY, None)
+        return {"algo": self.name, "config": self.config.model_dump(), "agent": state}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a pickle holds."""
+        state = {name: part for name, part in vars(self).items() if name not in self.compiled}
+        return state | {"directory": None, "config": self.config.replace(run_dir=None)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Become the copy of another agent."""
+        vars(self).update(state)
+        if self.config.compile:
+            compile_methods(self)
+
 # %% [markdown]
-# ## A whole algorithm in twenty lines
+# ## The bandit as an agent
 #
-# To see what the contract asks, here is the simplest agent that learns anything: it ignores what
-# it sees and keeps the mean reward of each action. That is the sample-average method for a
-# multi-armed bandit,
-#
-# $$Q_{n+1}(a) = Q_n(a) + \tfrac{1}{n}\bigl(r - Q_n(a)\bigr).$$
-#
-# By hand: rewards 1, 0 and 2 for the same action give $Q = 1$, then $0.5$, then $1$.
+# Here is the bandit again, now by the contract. Its `parts` are one object with `state_dict` and
+# `load_state_dict`; it learns from each step as it comes, so it has no buffer and says in `batches`
+# that there is always one batch to learn from.
 
 
 # %%
-class Averages:
-    """A part of an agent: anything with `state_dict` and `load_state_dict`."""
-
-    def __init__(self, actions: int) -> None:
-        self.q, self.n = torch.zeros(actions), torch.zeros(actions)
-
-    def update(self, action: int, reward: float) -> None:
-        self.n[action] += 1
-        self.q[action] += (reward - self.q[action]) / self.n[action]
+class Means(Averages):
+    """Averages that can be saved."""
 
     def state_dict(self) -> dict[str, Any]:
+        """Return the numbers."""
         return {"q": self.q, "n": self.n}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.q, self.n = state["q"], state["n"]
+        """Take them over."""
+        self.q, self.n = state["q"].clone(), state["n"].clone()
 
 
-averages = Averages(1)
-for reward, q in ((1, 1.0), (0, 0.5), (2, 1.0)):
-    averages.update(0, reward)
-    assert averages.q[0] == q
-
-
-# %%
 class BanditConfig(Config):
     """The settings of the bandit: those that all share."""
 
@@ -697,30 +697,27 @@ class Bandit(Agent):
 
     name = "bandit"
     config_class = BanditConfig
-    parts = ("averages",)
+    parts = ("means",)
 
     def build(self) -> None:
-        self.averages = Averages(int(self.action_space.n))
+        self.means = Means(int(self.action_space.n))
 
     def act(self, obs, state, episode_start, explore):
-        actions = np.full(len(obs), int(self.averages.q.argmax()))
+        actions = np.full(len(obs), int(self.means.q.argmax()))
         if explore and self.generator.random() < 0.1:
             actions = self.generator.integers(self.action_space.n, size=len(obs))
         return actions, state
 
     def observe(self, transition: Transition) -> None:
-        self.batch = list(zip(transition.action, transition.reward, strict=True))
+        self.last = list(zip(transition.action, transition.reward, strict=True))
 
-    def updates_due(self) -> int:
-        return 1
-
-    def sample(self):
-        return self.batch
+    def batches(self):
+        yield self.last
 
     def update(self, batch) -> UpdateResult:
         for action, reward in batch:
-            self.averages.update(int(action), float(reward))
-        return UpdateResult({"loss": 0.0, "q_max": float(self.averages.q.max())})
+            self.means.update(int(action), float(reward))
+        return UpdateResult({"loss": torch.zeros(()), "q_max": self.means.q.max()})
 
 
 # %% [markdown]
@@ -730,13 +727,12 @@ class Bandit(Agent):
 # %%
 agent = Bandit("rlbook/OneStep-v0", seed=3, eval_every=0)
 agent.learn(200, progress=False)
-print(agent.averages.q, "after", agent.global_step, "steps and", agent.updates, "updates")
-assert agent.averages.q.max() == 1
+print(agent.means.q, "after", agent.global_step, "steps and", agent.updates, "updates")
+assert agent.means.q.max() == 1
 assert agent.evaluate(episodes=5).mean == 1
 
 # %% [markdown]
-# What the base class gives to it for nothing is the rest of the contract. A single observation
-# gives a single action, a batch gives a batch, and nonsense gives a sentence:
+# A single observation gives a single action, a batch gives a batch, and nonsense gives a sentence:
 
 # %%
 single, _ = agent.predict(np.zeros(agent.observation_space.shape))
@@ -761,8 +757,18 @@ complain(lambda: agent.predict([float("nan")] * agent.observation_space.shape[0]
 complain(lambda: Bandit("CartPole-v2"))
 complain(lambda: Bandit("CartPole-v1", sead=3))
 complain(lambda: Bandit("Pendulum-v1"))
+complain(lambda: Bandit("CartPole-v1", compile=True))
 complain(lambda: agent.learn(0))
 complain(lambda: find_algorithm("bandid"))
+
+# %% [markdown]
+# And a copy goes on exactly as the original does:
+
+# %%
+twin = copy.deepcopy(agent)
+for each in (agent, twin):
+    each.learn(50, progress=False)
+assert torch.equal(twin.means.n, agent.means.n) and twin.means is not agent.means
 
 # %% [markdown]
 # ## Loading
@@ -812,11 +818,11 @@ with tempfile.TemporaryDirectory() as folder:
     path = Path(folder) / "bandit.pt"
     agent.save(path)
     twin = load(path)
-    assert isinstance(twin, Bandit) and torch.equal(twin.averages.q, agent.averages.q)
+    assert isinstance(twin, Bandit) and torch.equal(twin.means.q, agent.means.q)
     agent.learn(50, progress=False)
-    twin.learn(50, progress=False)  # the copy goes on exactly as the original does
-    assert torch.equal(twin.averages.n, agent.averages.n)
-print("means after 50 more steps:", agent.averages.q.tolist(), twin.averages.q.tolist())
+    twin.learn(50, progress=False)  # the loaded one goes on exactly as the original does
+    assert torch.equal(twin.means.n, agent.means.n)
+print("means after 50 more steps:", agent.means.q.tolist(), twin.means.q.tolist())
 
 # %% [markdown]
 # ## Exercises
@@ -836,7 +842,7 @@ print("means after 50 more steps:", agent.averages.q.tolist(), twin.averages.q.t
 #     name = "each_alone"
 #
 #     def act(self, obs, state, episode_start, explore):
-#         actions = np.full(len(obs), int(self.averages.q.argmax()))
+#         actions = np.full(len(obs), int(self.means.q.argmax()))
 #         if explore:
 #             chance = self.generator.random(len(obs)) < 0.1
 #             randoms = self.generator.integers(self.action_space.n, size=len(obs))
@@ -846,7 +852,7 @@ print("means after 50 more steps:", agent.averages.q.tolist(), twin.averages.q.t
 # each = EachAlone("CartPole-v1", seed=0)
 # many = np.zeros((1_000, *each.observation_space.shape), np.float32)
 # actions, _ = each.act(many, None, np.zeros(1_000, bool), explore=True)
-# assert 0 < np.mean(actions != int(each.averages.q.argmax())) < 0.1
+# assert 0 < np.mean(actions != int(each.means.q.argmax())) < 0.1
 # ```
 #
 # [DQN](dqn.ipynb) does it in this way.
@@ -892,7 +898,7 @@ class Forgetful(Bandit):
         self.dice = np.random.default_rng(self.config.seed)
 
     def act(self, obs, state, episode_start, explore):
-        actions = np.full(len(obs), int(self.averages.q.argmax()))
+        actions = np.full(len(obs), int(self.means.q.argmax()))
         if explore and self.dice.random() < 0.1:
             actions = self.dice.integers(self.action_space.n, size=len(obs))
         return actions, state
@@ -914,7 +920,7 @@ class Forgetful(Bandit):
 #     name = "forgetful"
 #
 #     def act(self, obs, state, episode_start, explore):
-#         actions = np.full(len(obs), int(self.averages.q.argmax()))
+#         actions = np.full(len(obs), int(self.means.q.argmax()))
 #         if explore and self.generator.random() < 0.1:
 #             actions = self.generator.integers(self.action_space.n, size=len(obs))
 #         return actions, state
@@ -961,7 +967,7 @@ for kind in (Forgetful, Bandit):
 # <details>
 # <summary>Solution</summary>
 #
-# Nothing: let `updates_due` return 0, and `update` is never called. Then `act` is one line,
+# Nothing: let `batches` yield nothing, and `update` is never called. Then `act` is one line,
 # `self.generator.integers(self.action_space.n, size=len(obs))`, and `observe` does nothing. A mean
 # return of about 22 is what you should see on CartPole.
 #
@@ -977,8 +983,8 @@ for kind in (Forgetful, Bandit):
 #     def observe(self, transition: Transition) -> None:
 #         pass
 #
-#     def updates_due(self) -> int:
-#         return 0
+#     def batches(self):
+#         return iter(())
 #
 # floor = AtRandom("CartPole-v1", seed=0).evaluate(episodes=50).mean
 # assert 15 < floor < 35

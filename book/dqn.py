@@ -16,9 +16,9 @@
 #
 # In this chapter you build DQN, the algorithm that learned to play Atari games from the screen in
 # 2015, and with which deep reinforcement learning began. At the end you have a network that
-# estimates how good each action is, a loss that corrects it, and an agent that balances a pole
-# after ten to twenty thousand steps, on a laptop, in less than a minute. The figure shows ten runs of
-# it.
+# estimates how good each action is, a loss that corrects it, a training loop of thirty lines, and an
+# agent that balances a pole after ten to twenty thousand steps, on a laptop, in less than a minute. The
+# figure shows ten runs of it.
 #
 # | | |
 # |---|---|
@@ -29,38 +29,37 @@
 # | Same as tabular Q-learning | the target: reward plus the discounted value of the best next action |
 # | Different from tabular Q-learning | a network for the table, a replay buffer, a second network for the targets |
 
-# %%
+# %% tags=["hide-input"]
 #| export
 import copy
-import inspect
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from rlbook.agent import Agent, Transition, UpdateResult
+from rlbook.agent import Agent, Metrics, Transition, UpdateResult
 from rlbook.envs import derive_seed
 from rlbook.replay import (
     Batch,
-    DrawnBatches,
     NStepAccumulator,
     ReplayBuffer,
-    make_rows,
+    ReplayConfig,
+    make_transitions,
     to_batch,
     transition_dtype,
 )
 from rlbook.run import RunResult, train
-from rlbook.settings import Config, setting
+from rlbook.settings import Config
 
-# %%
+# %% tags=["hide-input"]
 import os
-from collections import defaultdict
+import random
+from collections import defaultdict, deque
 
 from matplotlib import pyplot as plt
 
@@ -183,86 +182,39 @@ assert table_results[:, -1, 1].max() < 0.01  # what is seen of the finest table
 # By hand: let the weights of both layers be all 1 and the biases 0, with two inputs, two hidden
 # units and one output. The input (2, −1) gives 1 in both hidden units, and 2 in the end. The input
 # (−2, 1) gives −1, which ReLU makes 0, and 0 in the end.
-#
-# The way back, from the slope of a loss in the output to its slope in the weights, is the chain rule
-# layer by layer. If $g$ is the slope of the loss in the output of a layer $x \mapsto W x + b$, then the
-# slopes are $g x^\top$ in $W$, $g$ in $b$ and $W^\top g$ in $x$; a ReLU lets a slope pass where its input
-# was above 0, where it is *open*, and no slope elsewhere. PyTorch can do all that by itself, and most
-# later chapters leave it to PyTorch. At the size of this network, though, the bookkeeping costs more
-# than the arithmetic, and the rule is a few lines: `trace` keeps what each layer saw, `backward` walks
-# back. (`threshold_backward` is what PyTorch itself calls for ReLU.)
-#
-# By hand: with the slope 1 in the output for (2, −1), the second layer has the slopes (1, 1), which
-# its inputs were; each hidden unit has 1, so each row of the first layer has the slopes (2, −1). For
-# (−2, 1) both units were shut, and only the last bias hears of it.
 
 # %%
 #| export
-class MLP(nn.Module):
+class MLP(nn.Sequential):
     """Linear layers of the given sizes with ReLU between them."""
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
-        super().__init__()
-        layers = [nn.Linear(*pair) for pair in pairwise(sizes)]
-        self.layers = nn.ModuleList(layers)
-        self.stack = [(layer.weight, layer.bias) for layer in layers]  # quicker to reach
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, first size) to (batch, last size)."""
-        return self.trace(x)[0]
-
-    def trace(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return the output and the inputs of all layers, which `backward` needs."""
-        inputs: list[Tensor] = []
-        for weight, bias in self.stack:
-            inputs.append(x.relu_() if inputs else x)
-            x = nn.functional.linear(inputs[-1], weight, bias)
-        return x, inputs
-
-    @torch.no_grad()
-    def backward(self, inputs: list[Tensor], slope: Tensor) -> None:
-        """Write the gradient of all weights over the old one, a `.grad` that must exist."""
-        for (weight, bias), x in zip(reversed(self.stack), reversed(inputs), strict=True):
-            torch.mm(slope.t(), x, out=weight.grad)
-            torch.sum(slope, dim=0, out=bias.grad)
-            if x is not inputs[0]:  # on through the layer and the ReLU, which is shut where x is 0
-                slope = slope.mm(weight)
-                torch.ops.aten.threshold_backward.grad_input(slope, x, 0, grad_input=slope)
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise(sizes):
+            layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+        super().__init__(*layers[:-1])  # none after the last layer
 
 # %%
 tiny = MLP((2, 2, 1))
-for layer in tiny.layers:
+for layer in (tiny[0], tiny[2]):
     nn.init.ones_(layer.weight)
     nn.init.zeros_(layer.bias)
-with torch.no_grad():
-    out, layer_inputs = tiny.trace(torch.tensor([[2.0, -1.0], [-2.0, 1.0]]))
-assert out.tolist() == [[2.0], [0.0]]
-
-# %% [markdown]
-# And the way back:
-
-# %%
-for parameter in tiny.parameters():
-    parameter.grad = torch.zeros_like(parameter)  # `backward` writes into these
-tiny.backward(layer_inputs, slope=torch.ones(2, 1))
-first, second = tiny.layers
-assert first.weight.grad.tolist() == [[2.0, -1.0], [2.0, -1.0]] and first.bias.grad.tolist() == [1, 1]
-assert second.weight.grad.tolist() == [[1.0, 1.0]] and second.bias.grad.tolist() == [2.0]
+assert tiny(torch.tensor([[2.0, -1.0], [-2.0, 1.0]])).tolist() == [[2.0], [0.0]]
 
 # %% [markdown]
 # One thing helps a network more than one would think: inputs of one size. In CartPole the cart's
 # position and both velocities vary by about 1, but the pole's angle stays within ±0.21, and it is the
 # angle that matters. So the network can multiply its inputs by fixed factors, the setting
-# `observation_scale`; the shipped configuration multiplies the angle by 8. It is knowledge about
-# the task that you put in, so it is a setting that you can see, and it is off by default. What it
-# buys stands with the other parts below.
+# `observation_scale`; the shipped configuration multiplies the angle by 8. This is knowledge about
+# the task that you put in, so it is a setting that you can see, and it is off by default. The
+# ablations below show how much it helps.
 
 # %%
 #| export
-class QNetwork(MLP):
+class QNetwork(nn.Module):
     """From an observation to the value of each action."""
 
-    scale: Tensor | None  # what each entry of the observation is multiplied by
+    scale: Tensor  # what each entry of the observation is multiplied by
 
     def __init__(
         self,
@@ -271,22 +223,25 @@ class QNetwork(MLP):
         hidden: tuple[int, ...],
         observation_scale: tuple[float, ...] = (),
     ) -> None:
-        super().__init__((inputs, *hidden, actions))
-        scale = torch.tensor(observation_scale) if observation_scale else None
+        super().__init__()
+        if observation_scale and len(observation_scale) != inputs:
+            raise ValueError(
+                f"Setting 'observation_scale' needs {inputs} factors, not {len(observation_scale)}."
+            )
+        scale = torch.tensor(observation_scale or (1.0,) * inputs)
         self.register_buffer("scale", scale, persistent=False)
+        self.layers = MLP((inputs, *hidden, actions))
 
-    def trace(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Map observations (batch, inputs) to values (batch, actions), scaling them first."""
-        x = x.float()  # a byte is an observation, too
-        return super().trace(x if self.scale is None else x * self.scale)
+    def forward(self, obs: Tensor) -> Tensor:
+        """Map observations (batch, inputs) to values (batch, actions)."""
+        return self.layers(obs.float() * self.scale)
 
 # %%
 scaled = QNetwork(inputs=4, actions=2, hidden=(8,), observation_scale=(1, 1, 8, 1))
 plain = QNetwork(inputs=4, actions=2, hidden=(8,))
 plain.load_state_dict(scaled.state_dict())
 obs = torch.tensor([[0.1, 0.2, 0.05, -0.3]])
-with torch.no_grad():
-    assert torch.equal(scaled(obs), plain(obs * torch.tensor([1.0, 1.0, 8.0, 1.0])))
+assert torch.equal(scaled(obs), plain(obs * torch.tensor([1.0, 1.0, 8.0, 1.0])))
 
 # %% [markdown]
 # ## The target
@@ -300,14 +255,14 @@ with torch.no_grad():
 # $Q^-$ is the *target network*, an older copy of the network that you train; its section comes soon.
 #
 # The maximum is optimistic: if the values are noisy, it picks the noise that points up, which is
-# called overestimation. **Double DQN** splits the work in two: the online network chooses the
-# action, the target network says what it is worth. A value that is too high by chance in one
-# network is rarely so in the other.
+# called overestimation. **Double DQN** splits the work in two: the Q-network chooses the action, the
+# target network says what it is worth. A value that is too high by chance in one network is rarely so
+# in the other.
 #
-# By hand: reward 1, discount 0.9, target values (5, 2), online values (0, 3). Plain DQN takes the
-# maximum 5, so $y = 1 + 0.9 \cdot 5 = 5.5$. Double DQN chooses the second action, because online 3 is
-# more than 0, and its target value is 2, so $y = 1 + 0.9 \cdot 2 = 2.8$. If the step terminated, both
-# are 1.
+# By hand: reward 1, discount 0.9, values (5, 2) of the target network and (0, 3) of the Q-network. Plain
+# DQN takes the maximum 5, so $y = 1 + 0.9 \cdot 5 = 5.5$. Double DQN chooses the second action, because 3
+# is more than 0, and the target network values it at 2, so $y = 1 + 0.9 \cdot 2 = 2.8$. If the step
+# terminated, both are 1.
 
 # %%
 #| export
@@ -316,13 +271,13 @@ def dqn_target(
     discount: Tensor,
     terminated: Tensor,
     next_q_target: Tensor,
-    next_q_online: Tensor | None = None,
+    next_q: Tensor | None = None,
 ) -> Tensor:
     """Return the reward plus the discounted value of the successor, if there is one."""
-    if next_q_online is None:
+    if next_q is None:
         next_value = next_q_target.amax(dim=-1)
-    else:  # Double: the online network chooses, the target network values
-        choice = next_q_online.argmax(dim=-1, keepdim=True)
+    else:  # Double: the Q-network chooses, the target network values
+        choice = next_q.argmax(dim=-1, keepdim=True)
         next_value = next_q_target.gather(-1, choice).squeeze(-1)
     return reward + discount * ~terminated * next_value
 
@@ -330,9 +285,9 @@ def dqn_target(
 reward, discount = torch.tensor([1.0, 1.0]), torch.tensor([0.9, 0.9])
 terminated = torch.tensor([False, True])
 next_q_target = torch.tensor([[5.0, 2.0], [5.0, 2.0]])
-next_q_online = torch.tensor([[0.0, 3.0], [0.0, 3.0]])
+next_q = torch.tensor([[0.0, 3.0], [0.0, 3.0]])
 plain_target = dqn_target(reward, discount, terminated, next_q_target)
-double_target = dqn_target(reward, discount, terminated, next_q_target, next_q_online)
+double_target = dqn_target(reward, discount, terminated, next_q_target, next_q)
 print("plain:", plain_target.tolist(), " Double:", [round(y, 6) for y in double_target.tolist()])
 assert torch.allclose(plain_target, torch.tensor([5.5, 1.0]))
 assert torch.allclose(double_target, torch.tensor([2.8, 1.0]))
@@ -364,39 +319,31 @@ def check_shapes(batch_size: int, **vectors: Tensor) -> None:
             raise ValueError(f"{name} must have the shape ({batch_size},), not {shape}.")
 
 
-def td_loss(
-    q: Tensor, action: Tensor, target: Tensor, huber: bool = False
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the mean squared (or Huber) distance of values from targets, and named metrics."""
-    check_shapes(len(q), action=action, target=target)
-    chosen = q.gather(1, action.unsqueeze(1)).squeeze(1)  # (batch,)
-    distance = nn.functional.huber_loss if huber else nn.functional.mse_loss
-    loss, values = distance(chosen, target), chosen.detach()
-    metrics = {
-        "loss": loss.detach(),
-        "q_mean": values.mean(),
-        "target_mean": target.mean(),
-        "td_error_abs": (values - target).abs().mean(),
-    }
-    return loss, metrics
-
-
 def dqn_loss(
     q: Tensor,  # (batch, actions), with gradient
     action: Tensor,  # (batch,)
     reward: Tensor,  # (batch,)
     discount: Tensor,  # (batch,)
     terminated: Tensor,  # (batch,)
-    next_q_target: Tensor,  # (batch, actions)
-    next_q_online: Tensor | None = None,  # (batch, actions) for Double DQN
+    next_q_target: Tensor,  # (batch, actions), of the target network
+    next_q: Tensor | None = None,  # (batch, actions), of the Q-network, for Double DQN
     huber: bool = False,
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> tuple[Tensor, Metrics]:
     """Return the mean squared (or Huber) TD error and named metrics."""
     vectors = {"action": action, "reward": reward, "discount": discount, "terminated": terminated}
     check_shapes(len(q), **vectors)
     with torch.no_grad():
-        target = dqn_target(reward, discount, terminated, next_q_target, next_q_online)
-    return td_loss(q, action, target, huber)
+        y = dqn_target(reward, discount, terminated, next_q_target, next_q)
+    chosen = q.gather(1, action.unsqueeze(1)).squeeze(1)  # (batch,)
+    loss = nn.functional.huber_loss(chosen, y) if huber else nn.functional.mse_loss(chosen, y)
+    values = chosen.detach()
+    metrics = {
+        "loss": loss.detach(),
+        "q_mean": values.mean(),
+        "target_mean": y.mean(),
+        "td_error_abs": (values - y).abs().mean(),
+    }
+    return loss, metrics
 
 # %% [markdown]
 # By hand, with the two targets 5.5 and 1 from above: the first step took action 0 with value 4.5, the
@@ -416,67 +363,6 @@ huber, _ = dqn_loss(q, action, reward, discount, terminated, next_q_target, hube
 assert huber.item() == 1.0
 
 # %% [markdown]
-# The gradient of this loss needs no machinery. Where action $a_i$ was taken, the slope of the loss in
-# $Q_\theta(s_i, a_i)$ is $2 \delta_i / B$ with the error $\delta_i = Q_\theta(s_i, a_i) - y_i$; Huber's is
-# $\delta_i$ clipped to ±1, over $B$; and the values of all other actions have the slope 0. The asserts
-# above had it from autograd: (−1, 0) and (0, 2). The loss itself can be had from the slope $\rho$ of one
-# step: $\rho\,(\delta - \rho / 2)$ is $\delta^2 / 2$ within ±1 and $|\delta| - 1/2$ beyond, Huber's loss.
-
-# %%
-#| export
-def step_slope(td_error: Tensor, huber: bool) -> Tensor:
-    """Return the slope of each step's loss at its TD error."""
-    return td_error.clamp(-1, 1) if huber else 2 * td_error
-
-
-def step_loss(td_error: Tensor, huber: bool) -> Tensor:
-    """Return the squared (or Huber) loss of each TD error."""
-    if not huber:
-        return td_error.square()
-    slope = step_slope(td_error, huber)
-    return slope * (td_error - slope / 2)
-
-
-class TDErrors(NamedTuple):
-    """What the metrics of an update are made of, each (batch,)."""
-
-    q: Tensor  # of the actions taken
-    target: Tensor
-    td_error: Tensor
-    huber: bool
-
-    def loss(self) -> dict[str, float]:
-        """Return the loss of `td_loss`, by name."""
-        error = self.td_error
-        total = step_loss(error, True).sum() if self.huber else error.dot(error)  # one quick call
-        return {"loss": float(total) / error.numel()}
-
-    def details(self) -> dict[str, float]:
-        """Return the other metrics of `td_loss`."""
-        means = torch.stack([self.q, self.target, self.td_error.abs()]).mean(dim=1).tolist()
-        return dict(zip(("q_mean", "target_mean", "td_error_abs"), means, strict=True))
-
-
-@torch.no_grad()
-def td_slope(
-    q: Tensor, action: Tensor, target: Tensor, huber: bool = False
-) -> tuple[Tensor, TDErrors]:
-    """Return the gradient (batch, actions) of `td_loss` in the values, and what it is made of."""
-    taken = action.unsqueeze(1)
-    chosen = q.gather(1, taken).squeeze(1)  # (batch,)
-    td_error = chosen - target
-    slope = step_slope(td_error, huber).div_(len(q))
-    gradient = torch.zeros_like(q).scatter_(1, taken, slope.unsqueeze(1))
-    return gradient, TDErrors(chosen, target, td_error, huber)
-
-# %%
-y = dqn_target(reward, discount, terminated, next_q_target)
-gradient, errors = td_slope(q, action, y)
-assert gradient.tolist() == [[-1.0, 0.0], [0.0, 2.0]] and errors.loss() == {"loss": 2.5}
-gradient, errors = td_slope(q, action, y, huber=True)
-assert gradient.tolist() == [[-0.5, 0.0], [0.0, 0.5]] and errors.loss() == {"loss": 1.0}
-
-# %% [markdown]
 # ## The target network
 #
 # If the network that you train also makes its own targets, every update moves the targets too, and
@@ -485,19 +371,19 @@ assert gradient.tolist() == [[-0.5, 0.0], [0.0, 0.5]] and errors.loss() == {"los
 #
 # $$\theta^- \leftarrow (1 - \tau)\,\theta^- + \tau\,\theta$$
 #
-# at every `target_every`-th update. With $\tau = 1$ and a large interval it is a copy now and then, as
+# at every `target_update_interval`-th update. With $\tau = 1$ and a large interval it is a copy now and then, as
 # in the paper. With a small $\tau$ at every update the target network trails behind, which is called
 # Polyak averaging.
 #
-# By hand: target weights 0, online weights 1, $\tau = 0.1$: after one step 0.1, after two
+# By hand: target parameter 0, parameter 1, $\tau = 0.1$: after one step 0.1, after two
 # $0.9 \cdot 0.1 + 0.1 = 0.19$.
 
 # %%
 #| export
 @torch.no_grad()
-def polyak_update(target: nn.Module, online: nn.Module, tau: float) -> None:
-    """Move the target network the fraction `tau` of the way to the online one; 1 copies it."""
-    for slow, fast in zip(target.parameters(), online.parameters(), strict=True):
+def polyak_update(target_network: nn.Module, network: nn.Module, tau: float) -> None:
+    """Move a target network the fraction `tau` of the way to the network; 1 copies it."""
+    for slow, fast in zip(target_network.parameters(), network.parameters(), strict=True):
         slow.lerp_(fast, tau)
 
 # %%
@@ -514,29 +400,26 @@ assert slow.weight.item() == 1.0
 #
 # A greedy agent only learns about the actions that it already likes. So with probability
 # $\varepsilon$ it plays at random, which is called epsilon-greedy, and $\varepsilon$ falls from 1 to a
-# floor while it learns. The steps $t$ are environment steps, of all environments together:
+# final value while it learns. The steps $t$ are environment steps, of all environments together:
 #
 # $$\varepsilon_t = \max\Bigl(\varepsilon_{\min},\; 1 - (1 - \varepsilon_{\min})\,\tfrac{t}{T_\varepsilon}\Bigr)$$
 #
-# where $T_\varepsilon$ is the setting `epsilon_steps`. By hand: with a floor of 0.1 reached after 100
-# steps, step 50 is halfway, so $\varepsilon = 0.55$.
+# where $T_\varepsilon$ is the setting `epsilon_decay_steps`. By hand: with a final value of 0.1 reached
+# after 100 steps, step 50 is halfway, so $\varepsilon = 0.55$.
 
 # %%
 #| export
-def linear_epsilon(step: int, decay_steps: int, floor: float) -> float:
-    """Fall linearly from 1 to `floor` over `decay_steps`, then stay there."""
-    return max(floor, 1 - (1 - floor) * step / decay_steps)
+def linear_epsilon(step: int, decay_steps: int, final: float) -> float:
+    """Fall linearly from 1 to `final` over `decay_steps`, then stay there."""
+    return max(final, 1 - (1 - final) * step / decay_steps)
 
 
 def epsilon_greedy(
     actions: np.ndarray, choices: int, epsilon: float, generator: np.random.Generator
 ) -> np.ndarray:
     """Replace each action, with probability `epsilon`, by a random one of the `choices`."""
-    whether, which = generator.random((2, len(actions)))
-    random = whether < epsilon
-    if not np.count_nonzero(random):
-        return actions
-    return np.where(random, (which * choices).astype(np.int64), actions)
+    explores = generator.random(len(actions)) < epsilon
+    return np.where(explores, generator.integers(choices, size=len(actions)), actions)
 
 # %%
 assert abs(linear_epsilon(50, 100, 0.1) - 0.55) < 1e-12
@@ -550,9 +433,94 @@ print("share of action 1 (half of the actions are random, half of those are 1):"
 assert abs(share - 0.25) < 0.01  # seven standard deviations
 
 # %% [markdown]
-# ## A gradient step
+# ## The whole algorithm in one cell
 #
-# The learning rate may fall towards the end of a run, so that the last weights are not those of the
+# These are all the parts. Put together they are a training loop of some thirty lines: an environment, a
+# buffer, two networks, an optimiser. It is all of DQN, and you could paste it into a script of your
+# own. Its buffer is a `deque`, from which `random.sample` draws a batch.
+
+
+# %%
+def train_cartpole(seed: int, steps: int = 12_000) -> tuple[nn.Module, list[float]]:
+    """Train DQN on CartPole; return the Q-network and the return of each episode."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    env = gym.make("CartPole-v1")
+    q_network = MLP((4, 64, 64, 2))
+    target_network = copy.deepcopy(q_network)
+    optimizer = torch.optim.Adam(q_network.parameters(), lr=1e-3)
+    buffer, returns, total = deque(maxlen=10_000), [], 0.0
+    obs, _ = env.reset(seed=seed)
+    for step in range(steps):
+        if random.random() < linear_epsilon(step, decay_steps=6_000, final=0.05):
+            action = random.randrange(2)
+        else:
+            with torch.no_grad():
+                action = int(q_network(torch.as_tensor(obs)).argmax())
+        next_obs, reward, terminated, truncated, _ = env.step(action)
+        buffer.append((obs, action, reward, 0.99, terminated, next_obs))
+        obs, total = next_obs, total + float(reward)
+        if terminated or truncated:
+            returns.append(total)
+            obs, total = env.reset()[0], 0.0
+        if step >= 500 and step % 2 == 0:
+            columns = (np.array(column) for column in zip(*random.sample(buffer, 64), strict=True))
+            batch = [torch.as_tensor(column) for column in columns]
+            s, a, r, discount, ended, s_next = (x.float() if x.is_floating_point() else x for x in batch)
+            with torch.no_grad():
+                next_q_target, next_q = target_network(s_next), q_network(s_next)
+            loss, _ = dqn_loss(q_network(s), a, r, discount, ended, next_q_target, next_q)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            polyak_update(target_network, q_network, tau=0.01)
+    return q_network, returns
+
+
+q_network, returns = train_cartpole(seed=0)
+
+# %% [markdown]
+# Does it learn? Here are the returns while it explored, and twenty episodes without exploring:
+
+
+# %%
+def play_greedily(q_network: nn.Module, episodes: int = 20) -> float:
+    """Return the mean return of greedy episodes."""
+    env, total = gym.make("CartPole-v1"), 0.0
+    for episode in range(episodes):
+        (obs, _), ended = env.reset(seed=1_000 + episode), False
+        while not ended:
+            with torch.no_grad():
+                action = int(q_network(torch.as_tensor(obs)).argmax())
+            obs, reward, terminated, truncated, _ = env.step(action)
+            total, ended = total + float(reward), terminated or truncated
+    return total / episodes
+
+
+greedy_mean = play_greedily(q_network)
+print(f"mean return of 20 greedy episodes: {greedy_mean:.0f}; random play gets about 22")
+assert greedy_mean >= 150
+
+# %% tags=["hide-input"]
+figure, ax = plt.subplots(figsize=(6, 3))
+ends = np.cumsum(returns)  # each step pays 1, so a return is a length too
+ax.plot(ends, returns, ".", color=COLORS["dqn"], markersize=3)
+label_curves(ax, "the loop above", "return of each episode, exploring")
+plt.show()
+
+# %% [markdown]
+# What it lacks is everything around the algorithm: evaluation, checkpoints, several environments, a run
+# that can be stopped and resumed. The library's loop is the one above with all that added: [The
+# run](run.ipynb). To use it, DQN becomes a class that the loop can call: an [agent](agent.ipynb) with
+# four methods, `build`, `act`, `observe` and `update`. You have seen all of their contents.
+#
+# ## Settings
+#
+# First the numbers that one may want to change. Each setting is one line, and from there it becomes a
+# keyword, a key in a file and a flag in the shell ([Settings](settings.ipynb)). Batch, buffer and when to
+# learn are those of every agent with replay: [Replay](replay.ipynb).
+#
+# The learning rate may fall towards the end of a run, so that the last parameters are not those of the
 # last noisy batch. By hand: $10^{-3}$ for the first half, then linearly to 0, is $5 \cdot 10^{-4}$
 # after three quarters.
 
@@ -564,246 +532,110 @@ def decayed(initial: float, progress: float, decay_from: float) -> float:
         return initial
     return initial * max(0.0, (1 - progress) / (1 - decay_from))
 
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Use this learning rate from now on."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
 # %%
 assert decayed(1e-3, progress=0.3, decay_from=0.5) == 1e-3
 assert abs(decayed(1e-3, progress=0.75, decay_from=0.5) - 5e-4) < 1e-12
 assert decayed(1e-3, progress=1.0, decay_from=1.0) == 1e-3  # never falls
 
-# %% [markdown]
-# Two of the functions below are about speed. On a CPU a small network is ruled by the number of
-# operations, not by their size: an Adam step over six small tensors takes longer than over one long
-# one. So the weights of the network are laid side by side in one vector, of which the layers become
-# views: the $\theta$ of the equations is then one tensor in the code as well. The gradient of that
-# vector can be clipped with two operations.
-#
-# `Adam` is the optimiser of PyTorch with its own `step`: the same fused operation on the same state,
-# without what PyTorch prepares and checks around it each time, which takes almost as long as the
-# operation itself. (`torch._fused_adam_` has no public name; the tests compare every bit with the original.)
-#
-# By hand: the gradient (3, 4) has the norm 5; clipped to 1 it is (0.6, 0.8).
-
 # %%
 #| export
-def flatten_parameters(network: nn.Module) -> nn.Parameter:
-    """Lay all weights of a network side by side in one tensor, of which its layers become views."""
-    parts = list(network.parameters())
-    flat = nn.Parameter(torch.cat([part.detach().flatten() for part in parts]))
-    flat.grad = torch.zeros_like(flat)
-    sizes = [part.numel() for part in parts]
-    for part, weights, gradient in zip(
-        parts, flat.detach().split(sizes), flat.grad.split(sizes), strict=True
-    ):
-        part.data, part.grad = weights.view_as(part), gradient.view_as(part)
-    return flat
-
-# %%
-#| export
-class Adam(torch.optim.Adam):
-    """Adam (Kingma & Ba 2015) in one fused operation a step; weights without gradient stay."""
-
-    # To keep its compiler off these, PyTorch would import it, for two seconds. No need.
-    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
-    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
-    state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
-
-    def __init__(self, parameters: Iterable[Tensor], lr: float) -> None:
-        super().__init__(parameters, lr=lr, fused=True)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over a copy of a state: PyTorch would share its tensors with whoever gave it."""
-        inspect.unwrap(torch.optim.Optimizer.load_state_dict)(self, copy.deepcopy(state_dict))
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """Move the weights against the running mean of their gradients, each by its own scale."""
-        for group in self.param_groups:
-            parts = [part for part in group["params"] if part.grad is not None]
-            states = [self.state[part] or self.begin(part) for part in parts]
-            means, squares, steps = (
-                [state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step")
-            )
-            if not parts:
-                continue
-            torch._foreach_add_(steps, 1)
-            torch._fused_adam_(
-                parts,
-                [part.grad for part in parts],
-                means,
-                squares,
-                [],
-                steps,
-                lr=group["lr"],
-                beta1=group["betas"][0],
-                beta2=group["betas"][1],
-                eps=group["eps"],
-                weight_decay=0.0,
-                amsgrad=False,
-                maximize=False,
-            )
-
-    step.hooked = True  # type: ignore[attr-defined]  # hooks would take as long as the step
-
-    @torch.inference_mode(False)  # it outlives the update that makes it
-    def begin(self, part: Tensor) -> dict[str, Tensor]:
-        """Make the state of a tensor, as it is before the first step."""
-        zeros, step = torch.zeros_like(part), torch.zeros((), device=part.device)
-        self.state[part] = {"step": step, "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
-        return self.state[part]
-
-# %%
-#| export
-@torch.no_grad()
-def clip_gradients(gradients: list[Tensor], max_norm: float) -> None:
-    """Shorten the gradient, taken as one vector, to `max_norm` where it is longer."""
-    norm = math.hypot(*(float(torch.linalg.vector_norm(gradient)) for gradient in gradients))
-    if norm > max_norm:
-        for gradient in gradients:
-            gradient.mul_(max_norm / norm)
-
-# %%
-#| export
-def apply_gradients(
-    optimizer: torch.optim.Optimizer, lr: float, max_grad_norm: float | None
-) -> None:
-    """Move the weights of an optimiser against their gradients, clipped if asked."""
-    parts: list[Tensor] = []
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-        parts += group["params"]
-    if max_grad_norm is not None:  # all groups are one vector
-        clip_gradients([part.grad for part in parts if part.grad is not None], max_grad_norm)
-    optimizer.step()
-
-
-def gradient_step(
-    loss: Tensor, optimizer: torch.optim.Optimizer, lr: float, max_grad_norm: float | None
-) -> None:
-    """Move the weights of an optimiser against the gradient of the loss, clipped if asked."""
-    for group in optimizer.param_groups:
-        for part in group["params"]:
-            if part.grad is not None:  # in place: a layer's gradient may be a view of this one
-                part.grad.zero_()
-    loss.backward()
-    apply_gradients(optimizer, lr, max_grad_norm)
-
-# %%
-gradient = torch.tensor([3.0, 4.0])
-clip_gradients([gradient], max_norm=1.0)
-assert torch.allclose(gradient, torch.tensor([0.6, 0.8]))
-
-# %% [markdown]
-# And a whole step by hand: a line that is 0 everywhere is to give 1 at 1. The slope of the squared
-# error is $2 \cdot (0 - 1) = -2$ in the weight and in the bias, so a learning rate of 0.1 moves
-# both to 0.2.
-
-# %%
-line = nn.Linear(1, 1)
-nn.init.zeros_(line.weight), nn.init.zeros_(line.bias)
-theta = flatten_parameters(line)  # weight and bias, as one vector
-descent = torch.optim.SGD([theta], lr=1.0)
-gradient_step((line(torch.ones(1, 1)) - 1).square().sum(), descent, lr=0.1, max_grad_norm=None)
-assert torch.allclose(theta, torch.tensor([0.2, 0.2]))
-assert torch.allclose(line.weight, torch.tensor([[0.2]]))  # the layer sees it: it is a view
-
-# %% [markdown]
-# ## Settings
-#
-# Each setting is one line, and from there it becomes a keyword, a key in a file and a flag in the
-# shell ([Settings](settings.ipynb)). The three methods answer questions that the agent asks at every
-# step.
-
-# %%
-#| export
-def check_batch_fits(batch_size: int, buffer_size: int) -> None:
-    """Raise unless the replay buffer has room for one batch."""
-    if batch_size > buffer_size:
-        raise ValueError(
-            f"Setting 'batch_size' ({batch_size}) must not exceed 'buffer_size' ({buffer_size})."
-        )
-
-
-@dataclass(kw_only=True)
-class DQNConfig(Config):
+class DQNConfig(ReplayConfig):
     """The settings of DQN."""
 
-    hidden: tuple[int, ...] = setting((64, 64), "Units of each hidden layer.", low=1)
-    observation_scale: tuple[float, ...] = setting((), "Factors of the observation's entries.")
-    lr: float = setting(1e-3, "Learning rate of Adam.", above=0)
-    lr_decay_from: float = setting(1.0, "Part of the run before lr falls to 0.", low=0, high=1)
-    batch_size: int = setting(64, "Transitions of one update.", low=1)
-    buffer_size: int = setting(50_000, "Transitions that the replay buffer holds.", low=1)
-    warmup_steps: int = setting(1_000, "Environment steps before the first update.", low=0)
-    update_every: int = setting(4, "Environment steps between rounds of updates.", low=1)
-    updates_per_round: int = setting(1, "Updates of one round.", low=1)
-    gamma: float = setting(0.99, "Discount of a reward one step later.", low=0, high=1)
-    n_step: int = setting(1, "Rewards summed before the target bootstraps.", low=1)
-    double: bool = setting(True, "Whether the online network chooses the next action.")
-    huber: bool = setting(False, "Huber loss instead of squared error.")
-    tau: float = setting(1.0, "Fraction that a target update moves; 1 copies.", above=0, high=1)
-    target_every: int = setting(500, "Updates between target updates.", low=1)
-    epsilon_floor: float = setting(0.05, "Lowest probability of a random action.", low=0, high=1)
-    epsilon_steps: int = setting(10_000, "Environment steps in which it falls from 1.", low=1)
-    max_grad_norm: float | None = setting(None, "Clip the gradient to this norm.", above=0)
-
-    def check(self) -> None:
-        """Raise where settings contradict each other."""
-        check_batch_fits(self.batch_size, self.buffer_size)
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (64, 64), description="Units of each hidden layer."
+    )
+    observation_scale: tuple[float, ...] = Field(
+        (), description="Factors of the observation's entries."
+    )
+    lr: float = Field(1e-3, gt=0, description="Learning rate of Adam.")
+    lr_decay_from: float = Field(
+        1.0, ge=0, le=1, description="Part of the run before lr falls to 0."
+    )
+    n_step: int = Field(1, ge=1, description="Rewards summed before the target bootstraps.")
+    double: bool = Field(True, description="Whether the Q-network chooses the next action.")
+    huber: bool = Field(False, description="Huber loss instead of squared error.")
+    tau: float = Field(
+        1.0, gt=0, le=1, description="Fraction that a target update moves; 1 copies."
+    )
+    target_update_interval: int = Field(500, ge=1, description="Updates between target updates.")
+    final_epsilon: float = Field(
+        0.05, ge=0, le=1, description="Probability of a random action at the end."
+    )
+    epsilon_decay_steps: int = Field(
+        10_000, ge=1, description="Environment steps in which it falls from 1."
+    )
+    max_grad_norm: float | None = Field(None, gt=0, description="Clip the gradient to this norm.")
 
     def epsilon(self, step: int) -> float:
         """Return the probability of a random action at a step."""
-        return linear_epsilon(step, self.epsilon_steps, self.epsilon_floor)
+        return linear_epsilon(step, self.epsilon_decay_steps, self.final_epsilon)
 
     def lr_now(self, step: int) -> float:
         """Return the learning rate at a step."""
         return decayed(self.lr, step / self.total_steps, self.lr_decay_from)
 
-    def updates_due(self, step: int) -> int:
-        """Count the updates of the rounds that a step of all environments completed."""
-        if step <= self.warmup_steps:
-            return 0
-        before = (step - self.num_envs) // self.update_every
-        return (step // self.update_every - before) * self.updates_per_round
-
 # %%
-config = DQNConfig(num_envs=4, update_every=3, warmup_steps=100)
-due = [config.updates_due(step) for step in range(104, 125, 4)]
-print("updates after 104, 108, ... steps:", due)
-assert sum(due) == len(range(102, 125, 3))  # one for every third step after the warm-up
+config = DQNConfig(final_epsilon=0.1, epsilon_decay_steps=100, total_steps=1_000, lr_decay_from=0.5)
+assert abs(config.epsilon(50) - 0.55) < 1e-12 and abs(config.lr_now(750) - 5e-4) < 1e-12
 
 # %% [markdown]
 # ## The agent
 #
-# Everything is in place; the agent only ties it together, in three steps. The first is what is asked
-# of the networks: the values of actions, and the best of them with a little chance.
+# Now the class. `observe` turns steps into n-step transitions on their way into the buffer. `update` is
+# the update of the loop above, line by line:
+#
+# | equation | code |
+# |---|---|
+# | $Q^-(s', \cdot)$, and $Q_\theta(s', \cdot)$ for Double | `next_q_target`, `next_q` |
+# | $y = r + \gamma^n (1 - \texttt{terminated}) \max_{a'} Q^-(s', a')$ | `dqn_target`, inside `dqn_loss` |
+# | $L(\theta)$ and its gradient | `dqn_loss`, `loss.backward()` |
+# | $\theta \leftarrow$ a step of Adam | `optimizer.step()` |
+# | $\theta^- \leftarrow (1 - \tau)\,\theta^- + \tau\,\theta$ | `polyak_update` |
+#
+# The forward pass, the loss and the backward pass stand in a method of their own, `compute_gradients`,
+# so that the switch `compile` can compile them ([The agent](agent.ipynb)); eager or compiled, it is this
+# code.
 
 # %%
 #| export
-class QAgent(Agent):
-    """Acts by a Q-network: greedily, but for a little chance."""
+class DQN(Agent):
+    """A Q-network that learns from replay."""
 
+    name: ClassVar[str] = "dqn"
+    config_class: ClassVar[type[Config]] = DQNConfig
+    parts: ClassVar[tuple[str, ...]] = (
+        "q_network", "target_network", "optimizer", "n_step", "replay"
+    )
+    compiled: ClassVar[tuple[str, ...]] = ("compute_gradients",)
     config: DQNConfig
     action_space: gym.spaces.Discrete
 
     def build(self) -> None:
-        """Make the network that learns and its target."""
-        self.online, self.target = self.make_network(), self.make_network()
-        self.target.load_state_dict(self.online.state_dict())
-        self.weights, self.target_weights = map(flatten_parameters, (self.online, self.target))
+        """Make networks, optimiser and buffer."""
+        config = self.config
+        self.q_network = self.make_network().to(self.device)
+        self.target_network = copy.deepcopy(self.q_network)
+        self.optimizer = torch.optim.Adam(self.q_network.parameters(), lr=config.lr, fused=True)
+        dtype = transition_dtype(self.observation_space, self.action_space)
+        self.replay = ReplayBuffer(config.buffer_size, dtype, derive_seed(config.seed, "replay"))
+        self.n_step = NStepAccumulator(config.n_step, config.gamma, config.num_envs, dtype)
 
-    def make_network(self) -> QNetwork:
-        """Make a Q-network of the right size."""
-        inputs, scale = math.prod(self.observation_space.shape or ()), self.config.observation_scale
-        if scale and len(scale) != inputs:
-            raise ValueError(
-                f"Setting 'observation_scale' needs {inputs} factors, not {len(scale)}."
-            )
-        actions = int(self.action_space.n)
-        return QNetwork(inputs, actions, self.config.hidden, scale).to(self.device)
+    def make_network(self) -> nn.Module:
+        """Make a network from observations (batch, inputs) to values (batch, actions)."""
+        inputs, actions = math.prod(self.observation_space.shape or ()), int(self.action_space.n)
+        return QNetwork(inputs, actions, self.config.hidden, self.config.observation_scale)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def q_values(self, obs: np.ndarray) -> np.ndarray:
         """Return the values (batch, actions) of observations (batch, inputs)."""
-        return self.online.trace(torch.from_numpy(obs).to(self.device))[0].cpu().numpy()
+        return self.q_network(torch.from_numpy(obs).to(self.device)).cpu().numpy()
 
     def act(
         self, obs: np.ndarray, state: Any, episode_start: np.ndarray, explore: bool
@@ -815,145 +647,55 @@ class QAgent(Agent):
             actions = epsilon_greedy(actions, int(self.action_space.n), epsilon, self.generator)
         return actions + self.action_space.start, state
 
-
-# %% [markdown]
-# The second is learning. Compare `update` with the equations: target values, slope of the loss,
-# gradient step, target network. It uses `td_slope`, the gradient of `dqn_loss` in closed form;
-# `dqn_loss` is what you and the tests call with numbers made by hand. Since no gradient is left to
-# autograd, all of it runs in PyTorch's inference mode, where operations keep no record of themselves
-# and cost a little less. Where many updates follow one another, the target network may have valued
-# the successors already: then the batch brings their values along.
-
-# %%
-#| export
-@dataclass
-class ValuedBatch(Batch):
-    """Transitions with what the target network, while it rests, says of them."""
-
-    next_q: Tensor  # (batch, actions), the values of the successors
-    y: Tensor | None = None  # (batch,), the targets, unless the online network chooses in them
-
-# %%
-#| export
-class QLearner(QAgent):
-    """Teaches the Q-network from batches of transitions."""
-
-    def build(self) -> None:
-        """Make networks and optimiser."""
-        super().build()
-        self.optimizer = Adam([self.weights], lr=self.config.lr)
-
-    def td_target(self, batch: Batch, next_q: Tensor | None = None) -> Tensor:
-        """Return the targets of a batch, whose successors may have been valued already."""
-        next_q = self.target(batch.next_obs) if next_q is None else next_q
-        next_q_online = self.online(batch.next_obs) if self.config.double else None
-        return dqn_target(batch.reward, batch.discount, batch.terminated, next_q, next_q_online)
-
-    @torch.no_grad()
-    def valued(self, batches: list[Batch], whole: Batch) -> list[ValuedBatch]:
-        """Add to batches what the target network says of them now, from the whole of them."""
-        size, next_q = self.config.batch_size, self.target(whole.next_obs)
-        values = [next_q.split(size)]
-        if not self.config.double:
-            values.append(self.td_target(whole, next_q).split(size))
-        return [ValuedBatch(*vars(b).values(), *v) for b, *v in zip(batches, *values, strict=True)]
-
-    @torch.inference_mode()
-    def update(self, batch: Batch) -> UpdateResult:
-        """Make one gradient step on the TD error of a batch, then move the target if it is time."""
-        config = self.config
-        next_q, y = (batch.next_q, batch.y) if isinstance(batch, ValuedBatch) else (None, None)
-        y = self.td_target(batch, next_q) if y is None else y
-        q, inputs = self.online.trace(batch.obs)
-        slope, errors = td_slope(q, batch.action, y, config.huber)
-        self.online.backward(inputs, slope)
-        apply_gradients(self.optimizer, config.lr_now(self.global_step), config.max_grad_norm)
-        if (self.updates + 1) % config.target_every == 0:
-            self.target_weights.data.lerp_(self.weights.data, config.tau)  # all weights at once
-        return UpdateResult(errors.loss, errors.details)
-
-# %% [markdown]
-# The third is what lies between the loop and learning: `observe` turns steps into n-step rows,
-# `updates_due` says when it is time, and `sample` draws a batch.
-
-# %%
-#| export
-class TransitionCollector(QLearner):
-    """Stores what it sees, and says when to learn from it."""
-
-    def build(self) -> None:
-        """Make networks, optimiser and buffer."""
-        super().build()
-        config = self.config
-        dtype = transition_dtype(self.observation_space, self.action_space)
-        seed = derive_seed(config.seed, "replay")
-        self.replay = ReplayBuffer(config.buffer_size, dtype, seed)
-        self.n_step = NStepAccumulator(config.n_step, config.gamma, config.num_envs, dtype)
-
     def observe(self, transition: Transition) -> None:
         """Store the n-step transitions that this step completes."""
-        first = self.action_space.start  # most often 0, and then nothing is to do
-        rows = make_rows(
-            self.replay.rows.dtype,
+        step = make_transitions(
+            self.replay.storage.dtype,
             obs=transition.obs,
-            action=transition.action - first if first else transition.action,
+            action=transition.action - self.action_space.start,
             reward=transition.reward,
             next_obs=transition.next_obs,
             terminated=transition.terminated,
             discount=self.config.gamma,
         )
-        self.n_step.forget(transition.episode_start)  # `learn` called again starts new episodes
-        self.replay.add(self.n_step.add(rows, transition.truncated))
-
-    def updates_due(self) -> int:
-        """Say how many updates the last step made due, once the buffer holds a batch."""
-        enough = len(self.replay) >= self.config.batch_size
-        return self.config.updates_due(self.global_step) if enough else 0
+        self.n_step.drop(transition.episode_start)  # `learn` called again starts new episodes
+        self.replay.add(self.n_step.add(step, transition.truncated))
 
     def sample(self) -> Batch:
         """Draw a batch from the replay buffer."""
         return to_batch(self.replay.sample(self.config.batch_size), self.device)
 
-# %% [markdown]
-# With that the agent is complete but for its name, and for one thing that is there for speed. Where
-# several updates follow one another, `batches` draws for all of them together and hands the batches
-# out one by one. And where the target network rests between them, as in the settings for CartPole of
-# the RL Zoo, a collection of tuned agents (128 updates after every 256 steps), it values the
-# successors of all these batches in one pass. The result is that of one batch at a time, but for
-# rounding.
+    def compute_gradients(self, batch: Batch) -> Metrics:
+        """Backpropagate the loss of a batch."""
+        with torch.no_grad():
+            next_q_target = self.target_network(batch.next_obs)
+            next_q = self.q_network(batch.next_obs) if self.config.double else None
+        q = self.q_network(batch.obs)
+        loss, metrics = dqn_loss(
+            q,
+            batch.action,
+            batch.reward,
+            batch.discount,
+            batch.terminated,
+            next_q_target,
+            next_q,
+            huber=self.config.huber,
+        )
+        loss.backward()
+        return metrics
 
-# %%
-#| export
-class DQN(TransitionCollector):
-    """A Q-network that learns from replay."""
-
-    name: ClassVar[str] = "dqn"
-    config_class: ClassVar[type[Config]] = DQNConfig
-    parts: ClassVar[tuple[str, ...]] = ("online", "target", "optimizer", "n_step", "replay")
-    compiled: ClassVar[tuple[str, ...]] = ("online.trace", "target.trace")
-
-    def build(self) -> None:
-        """Make networks, optimiser, buffer and room for batches."""
-        super().build()
-        dtype, size = self.replay.rows.dtype, self.config.batch_size
-        most = 16  # more would not fit the cache
-        self.drawn = DrawnBatches(dtype, size, most, self.device)
-
-    def batches(self, count: int) -> Iterator[Batch]:
-        """Draw several batches at once, and value their successors while the target rests."""
-        every = self.config.target_every
-        for batches in self.drawn.draw_all(self.replay, count):
-            first = len(batches) if every == 1 else 0  # the target never rests
-            yield from batches[:first]
-            while first < len(batches):
-                rest = every - self.updates % every  # updates until the target moves
-                last = min(first + rest, len(batches))
-                alike = batches[first:last]
-                if len(alike) > 1:
-                    yield from self.valued(alike, self.drawn.whole(first, last))
-                else:
-                    yield from alike
-                first = last
+    def update(self, batch: Batch) -> UpdateResult:
+        """Make one gradient step on the TD error, then move the target network if it is time."""
+        config = self.config
+        self.optimizer.zero_grad()
+        metrics = self.compute_gradients(batch)
+        if config.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self.q_network.parameters(), config.max_grad_norm)
+        set_learning_rate(self.optimizer, config.lr_now(self.global_step))
+        self.optimizer.step()
+        if (self.updates + 1) % config.target_update_interval == 0:
+            polyak_update(self.target_network, self.q_network, config.tau)
+        return UpdateResult(metrics)
 
 # %%
 #| export
@@ -976,8 +718,8 @@ def train_dqn(config: DQNConfig, progress: bool = True) -> RunResult:
 # %%
 def learned_values(env_id: str, states: list[list[float]], **settings: Any) -> np.ndarray:
     """Train on a tiny environment and return the greedy values of some of its states."""
-    agent = DQN(env_id, gamma=0.9, lr=3e-3, hidden=(32,), warmup_steps=64, tau=0.1, target_every=1,
-                epsilon_floor=1.0, eval_every=0, seed=0, **settings)
+    agent = DQN(env_id, gamma=0.9, lr=3e-3, hidden=(32,), learning_starts=64, tau=0.1, target_update_interval=1,
+                final_epsilon=1.0, eval_every=0, seed=0, **settings)
     agent.learn(2500, progress=False)
     return agent.q_values(np.array(states, dtype=np.float32)).max(axis=1)
 
@@ -999,12 +741,8 @@ assert np.allclose([forever, three_steps], 10.0, atol=0.5)
 # budget that the tables had. To make more of these steps, the batches are twice as large.
 
 # %%
-from rlbook.settings import find_config, make_config, read_settings
-
-settings = read_settings(find_config("cartpole", "dqn"))
-settings.pop("algo")
-settings |= {"total_steps": 20_000, "epsilon_steps": 10_000, "batch_size": 128}
-result = train_dqn(make_config(DQNConfig, settings))
+settings = {"total_steps": 20_000, "epsilon_decay_steps": 10_000, "batch_size": 128}
+result = train(DQN.from_config("cartpole", **settings))
 
 # %%
 final = result.agent.evaluate(episodes=20)
@@ -1122,7 +860,7 @@ print(made_by(ablations))
 #
 # ## Exercises
 #
-# **Exercise 1.** Take the target network away in the live run (`tau=1.0, target_every=1`) and print
+# **Exercise 1.** Take the target network away in the live run (`tau=1.0, target_update_interval=1`) and print
 # `q_mean` along the history, with 10-step returns and with 1-step returns. No return of CartPole
 # can exceed $1/(1-\gamma) = 100$ discounted. What do you see?
 #
@@ -1132,7 +870,7 @@ print(made_by(ablations))
 # ```python
 # short = {"total_steps": 2_000}  # leave it out for the whole run
 # for change in ({}, {"tau": 1.0}, {"n_step": 1}, {"n_step": 1, "tau": 1.0}):
-#     changed = train_dqn(make_config(DQNConfig, settings | change | short))
+#     changed = train(DQN.from_config("cartpole", **(settings | change | short)))
 #     print(change, [round(line["q_mean"]) for line in changed.history if "q_mean" in line])
 # ```
 #
@@ -1170,8 +908,8 @@ print(made_by(ablations))
 # <details>
 # <summary>Solution</summary>
 #
-# `NStepAccumulator` writes the discount of the steps that were really taken into each row. If the
-# loss used $\gamma^n$ everywhere, a return that a time limit cut after two steps would bootstrap
+# `NStepAccumulator` writes the discount of the steps that were really taken into each transition. If
+# the loss used $\gamma^n$ everywhere, a return that a time limit cut after two steps would bootstrap
 # with the weight of ten, and values near the limit would be too low: the case `three_steps` above
 # has a limit every 10 steps and would come out below 10.
 #
@@ -1231,12 +969,53 @@ assert loss_with_a_bug(*hand, next_q_target).item() == 5.875
 assert dqn_loss(*hand, next_q_target)[0].item() == 2.5
 
 # %% [markdown]
+# **Exercise 5.** A dueling network (Wang et al. 2016) splits $Q(s, a)$ into the value $V(s)$ and the
+# advantage $A(s, a)$ of each action over the mean: $Q(s, a) = V(s) + A(s, a) - \operatorname{mean}_{a'}
+# A(s, a')$. Write it, and train DQN with it. Any `nn.Module` that maps observations (batch, inputs) to
+# values (batch, actions) may stand in `make_network`.
+#
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# class DuelingNetwork(nn.Module):
+#     """A Q-network with one head for the value and one for the advantages."""
+#
+#     def __init__(self, inputs: int, actions: int) -> None:
+#         super().__init__()
+#         self.body = nn.Sequential(nn.Linear(inputs, 64), nn.LayerNorm(64), nn.ReLU())
+#         self.value, self.advantage = nn.Linear(64, 1), nn.Linear(64, actions)
+#
+#     def forward(self, obs: Tensor) -> Tensor:
+#         """Map observations (batch, inputs) to values (batch, actions)."""
+#         features = self.body(obs)
+#         advantage = self.advantage(features)
+#         return self.value(features) + advantage - advantage.mean(dim=1, keepdim=True)
+#
+#
+# class DuelingDQN(DQN):
+#     """DQN with a dueling network."""
+#
+#     def make_network(self) -> nn.Module:
+#         """Make the dueling network."""
+#         return DuelingNetwork(self.observation_space.shape[0], int(self.action_space.n))
+#
+# dueling = DuelingDQN.from_config("cartpole", seed=0, eval_every=0)
+# before = copy.deepcopy(dueling.q_network.state_dict())
+# dueling.learn(1_500, progress=False)
+# moved = [not torch.equal(before[k], v) for k, v in dueling.q_network.state_dict().items()]
+# assert all(moved)  # both heads, the body and the LayerNorm learn
+# ```
+#
+# </details>
+
+# %% [markdown]
 # ## Using it
 #
 # ```python
 # from rlbook.dqn import DQN
 #
-# agent = DQN("CartPole-v1", num_envs=4, n_step=10, tau=0.02, target_every=1, seed=1)
+# agent = DQN.from_config("cartpole", seed=1)
 # agent.learn(20_000)
 # agent.evaluate(episodes=20).mean
 # ```
@@ -1253,5 +1032,6 @@ assert dqn_loss(*hand, next_q_target)[0].item() == 2.5
 # - V. Mnih et al. (2015). *Human-level control through deep reinforcement learning*. Nature 518.
 # - H. van Hasselt, A. Guez, D. Silver (2016). *Deep Reinforcement Learning with Double Q-learning*.
 #   AAAI.
+# - Z. Wang et al. (2016). *Dueling Network Architectures for Deep Reinforcement Learning*. ICML.
 # - M. Hessel et al. (2018). *Rainbow: Combining Improvements in Deep Reinforcement Learning*. AAAI.
 # - A. Raffin (2020). *RL Baselines3 Zoo*: the tuned settings for CartPole.

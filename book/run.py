@@ -28,24 +28,31 @@
 # | Same as elsewhere | act, store, update, evaluate, in this order |
 # | Different from elsewhere | a checkpoint is an episode boundary, in every run |
 
-# %%
+# %% tags=["hide-input"]
 #| export
+import datetime
 import json
 import os
+import platform
+import shlex
+import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import filelock
 import gymnasium as gym
 import numpy as np
 import torch
+from torch import Tensor
 
-from rlbook.agent import Agent, Transition, find_algorithm, torch_for_learning
+from rlbook.agent import Agent, Metrics, Transition, find_algorithm, torch_for_learning
 from rlbook.checkpoint import CheckpointDirectory
 from rlbook.envs import (
     Evaluation,
@@ -58,10 +65,9 @@ from rlbook.envs import (
 from rlbook.progress import Interrupted, Progress, RunFailed, catch_signals
 from rlbook.settings import Config, make_config, read_settings, write_settings
 
-# %%
+# %% tags=["hide-input"]
 import shutil
 import subprocess
-import sys
 import tempfile
 
 from matplotlib import pyplot as plt
@@ -72,6 +78,33 @@ from rlbook.figures import COLORS, label_curves, use_style
 use_style()
 
 # %% [markdown]
+# ## The loop in fifteen lines
+#
+# Here is the whole idea, with one environment and nothing that could go wrong. The agent acts, the
+# environment steps, the agent stores the transition and learns from what it stored:
+
+# %%
+agent, env = DQN("CartPole-v1", seed=1, learning_starts=200), make_env("CartPole-v1")
+obs, _ = env.reset(seed=1)
+start = np.array([True])
+for step in range(1, 1_001):
+    action, _ = agent.act(obs[None], None, start, explore=True)
+    next_obs, reward, terminated, truncated, _ = env.step(action[0])
+    ends = np.array([terminated]), np.array([truncated])
+    agent.global_step = step
+    agent.observe(Transition(obs[None], action, np.array([reward]), next_obs[None], *ends, start, None))
+    for batch in agent.batches():  # none while it is not time to learn
+        agent.update(batch)
+        agent.updates += 1
+    start = np.array([terminated or truncated])
+    obs = env.reset()[0] if start[0] else next_obs
+print("updates:", agent.updates)
+assert agent.updates == 200  # one in four of the last 800 steps
+
+# %% [markdown]
+# What is missing is everything that a long run needs, and the rest of the chapter adds it, a piece at a
+# time: several environments, a record of what happened, evaluations, a way to stop and to go on.
+#
 # ## The problem: a run that comes back different
 #
 # Suppose that you save weights, optimiser, buffer and generators every thousand steps. The machine
@@ -116,14 +149,12 @@ plt.show()
 # %% [markdown]
 # ## The run directory
 #
-# A run is a folder with three things: `config.yaml` says what was run, `metrics.jsonl` what came
-# of it, one JSON object a line, and `checkpoints/` holds the last two moments. You can read the
-# first two with any tool.
+# A run is a folder. `config.yaml` says what was run, `metrics.jsonl` what came of it, one JSON object
+# a line, `run.json` when, where and with which versions, and `checkpoints/` holds the last two
+# checkpoints. You can read the first three with any tool.
 #
-# Three details serve exactness. A folder that holds a run is never overwritten. Only one process at
-# a time writes to it, which a lock sees to. And when a run is resumed, the lines that were written
-# after the checkpoint are cut off: the resumed run writes them again. For that a checkpoint
-# remembers the size of the metrics file.
+# When a run is resumed, the lines that were written after the checkpoint are cut off, since the resumed
+# run writes them again. For that a checkpoint remembers the size of the metrics file.
 
 # %%
 #| export
@@ -172,9 +203,9 @@ with tempfile.TemporaryDirectory() as folder:
 print("bytes kept:", size)
 
 # %% [markdown]
-# TensorBoard is an extra. Its files are written beside the metrics when the setting is on, and who
-# has it on without having it is told so. A writer can be told from which step on to forget what was
-# written before: a resumed run needs no more than that.
+# TensorBoard is an extra. With the setting `tensorboard` its files are written beside the metrics. Its
+# writer can be told from which step on to drop what was written before, which is what a resumed run
+# needs.
 
 # %%
 #| export
@@ -206,49 +237,73 @@ class TensorBoardFiles:
         self.writer.flush()
 
 # %% [markdown]
-# The lock is one of the operating system's, on a file in the folder. It falls with the process that
-# holds it and those that it forked, however they end, so that a killed run leaves nothing to clean up.
+# `run.json` answers the questions that come up a month later: which command, which versions, which
+# machine, when, and how it ended. A run that is resumed keeps what was written before.
 
 # %%
 #| export
-@contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing to the same run; the lock falls with the process."""
-    with open(folder / "writer.lock", "a") as file:
-        if os.name == "posix":
-            import fcntl
+def versions() -> dict[str, str]:
+    """Return the versions that decide the numbers."""
+    names = ("rlbook", "torch", "numpy", "gymnasium")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}
 
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ValueError(
-                    f"Another process is at work on {folder}: wait for it, or stop it."
-                ) from error
-        yield
 
-# %%
-with tempfile.TemporaryDirectory() as folder, lock(Path(folder)):
-    try:
-        with lock(Path(folder)):
-            print("both at work: this system has no such lock")
-    except ValueError as error:
-        print(str(error).replace(folder, "runs/a"))
+class RunRecord:
+    """The file `run.json`: command, versions, machine, start, end, and how the run ended."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.record: dict[str, Any] = {}
+
+    def start(self) -> None:
+        """Write down that a process begins or goes on with the run."""
+        try:
+            before = json.loads(self.path.read_text())
+        except (OSError, ValueError):
+            before = None  # a new run, or one that was killed while it wrote
+        program, *words = sys.argv
+        self.record = {
+            "command": shlex.join([Path(program).name, *words]),
+            "versions": versions(),
+            "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+            "start": datetime.datetime.now().isoformat(timespec="seconds"),
+            "end": None,
+            "ended": "still running, or killed",
+        }
+        if before:
+            self.record["before"] = [*before.pop("before", []), before]
+        self.write()
+
+    def end(self, how: str) -> None:
+        """Write down how the process ended."""
+        self.record |= {"end": datetime.datetime.now().isoformat(timespec="seconds"), "ended": how}
+        self.write()
+
+    def write(self) -> None:
+        """Replace the file in one step."""
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(self.record, indent=2) + "\n")
+        os.replace(temporary, self.path)
 
 # %% [markdown]
-# The directory puts these together, for a new run or for one that exists:
+# The directory puts these together, for a new run or for one that exists. A folder that holds a run is
+# never overwritten, and only one process at a time writes to it: a lock file sees to that. The lock
+# falls with the process that holds it, however it ends, so a killed run leaves nothing to clean up.
 
 # %%
 #| export
 class RunDirectory:
-    """The files of one run: `config.yaml`, `metrics.jsonl` and `checkpoints/`."""
+    """The files of one run."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.config_path = self.path / "config.yaml"
         self.metrics_path = self.path / "metrics.jsonl"
         self.metrics = MetricsFile(self.metrics_path)
+        self.record = RunRecord(self.path / "run.json")
         self.tensorboard = TensorBoardFiles(self.path / "tensorboard")
         self.checkpoints = CheckpointDirectory(self.path / "checkpoints")
+        self.lock = filelock.FileLock(self.path / "writer.lock", timeout=0)
 
     @classmethod
     def create(cls, path: str, agent: Agent) -> "RunDirectory":
@@ -275,30 +330,36 @@ class RunDirectory:
             raise ValueError(f"{path} is not a run directory: it has no config.yaml.")
         return directory
 
-    def alone(self) -> AbstractContextManager[None]:
+    def __enter__(self) -> "RunDirectory":
         """Keep other processes from writing to the same run."""
-        return lock(self.path)
+        try:
+            self.lock.acquire()
+        except filelock.Timeout as error:
+            raise ValueError(
+                f"Another process is at work on {self.path}: wait for it, or stop it."
+            ) from error
+        return self
 
-    def append(self, line: dict[str, float], tensorboard: bool = False) -> None:
-        """Add one line to the metrics, and to TensorBoard's files if asked."""
-        self.metrics.append(line)
-        if tensorboard:
-            self.tensorboard.append(line)
-
-    def read_metrics(self) -> list[dict[str, float]]:
-        """Read all lines of the metrics."""
-        return self.metrics.read()
+    def __exit__(self, *error: object) -> None:
+        self.lock.release()
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
     created = RunDirectory.create(f"{folder}/a", DQN("CartPole-v1", seed=1))
-    created.append({"global_step": 100})
+    created.metrics.append({"global_step": 100})
+    created.record.start()
+    created.record.end("finished")
     print(sorted(file.name for file in created.path.iterdir()))
-    assert RunDirectory.open(created.path).read_metrics() == [{"global_step": 100}]
-    try:
-        RunDirectory.create(f"{folder}/a", DQN("CartPole-v1", seed=2))
-    except ValueError as error:
-        print(str(error).replace(f"{folder}/a", "runs/a"))
+    assert RunDirectory.open(created.path).metrics.read() == [{"global_step": 100}]
+    for mistake in (
+        lambda: RunDirectory.create(f"{folder}/a", DQN("CartPole-v1", seed=2)),
+        lambda: RunDirectory.open(f"{folder}/a").__enter__(),
+    ):
+        with created:
+            try:
+                mistake()
+            except ValueError as error:
+                print(str(error).replace(f"{folder}/a", "runs/a"))
 
 # %% [markdown]
 # ## When is it time?
@@ -321,109 +382,43 @@ assert not crosses(step=1004, advance=4, every=1000)
 assert not crosses(step=1000, advance=4, every=0)  # 0 means never
 
 # %% [markdown]
-# ## The way back
-#
-# What if you press Ctrl-C between two checkpoints? The run should stop there, not thousands of
-# steps back. So all actions since the last reset are remembered. To come back to this very moment
-# one resets the environments with the same seed and repeats the actions: no learning happens on the
-# way, so it takes a moment. A stop with Ctrl-C is then as exact as one at a boundary.
-#
-# `advance` is the one step that both playing and repeating take. Where an episode ended, the vector
-# environment has already reset it, and `true_next_obs` brings the last observation back. It hands
-# out the same array if there was nothing to bring back, which is how you know that no episode
-# ended.
-
-# %%
-#| export
-class Episodes:
-    """The episodes under way in all environments, with the way back to where they are."""
-
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self.envs = make_vector_env(config.env_id, config.num_envs, config.env_kwargs)
-        self.recent: deque[float] = deque(maxlen=20)  # returns of the last finished episodes
-
-    def reset(self, step: int) -> None:
-        """Start new episodes in all environments, seeded by the run's seed and the step."""
-        count, seed = self.envs.num_envs, self.config.seed
-        seeds: list[int | None] = [derive_seed(seed, "envs", step, i) for i in range(count)]
-        self.obs, _ = self.envs.reset(seed=seeds)
-        self.origin = step
-        self.actions: list[np.ndarray] = []  # since the reset: they lead back to this moment
-        self.episode_start = np.ones(count, dtype=bool)
-        self.returns = np.zeros(count)
-
-    def advance(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Take one step; return true successors, rewards, and who terminated or was truncated."""
-        self.obs, reward, terminated, truncated, infos = self.envs.step(action)
-        self.actions.append(action)
-        next_obs = true_next_obs(self.obs, infos)
-        self.episode_start = terminated | truncated
-        self.returns += reward
-        if next_obs is not self.obs:  # some episode ended
-            truncated &= ~terminated
-            self.recent.extend(self.returns[self.episode_start].tolist())
-            self.returns[self.episode_start] = 0.0
-        return next_obs, reward, terminated, truncated
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the way from the last reset to here."""
-        actions = torch.from_numpy(np.array(self.actions))  # one tensor: quickly written and read
-        return {"origin": self.origin, "actions": actions, "recent": list(self.recent)}
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Reset as the stored run did and repeat its actions."""
-        self.reset(saved["origin"])
-        for action in saved["actions"]:
-            self.advance(np.asarray(action))
-        self.recent = deque(saved["recent"], maxlen=self.recent.maxlen)
-
-# %% [markdown]
-# Twenty pushes to the right, and a second set of environments that repeats them. An episode of
-# CartPole does not survive so many: some have ended on the way, and with 1 per step their returns
-# are their lengths.
-
-# %%
-played, repeated = (Episodes(DQN("CartPole-v1", num_envs=2, seed=2).config) for _ in range(2))
-played.reset(step=0)
-for _ in range(20):
-    played.advance(np.array([1, 1]))
-repeated.load_state_dict(played.state_dict())
-assert np.array_equal(played.obs, repeated.obs) and played.recent == repeated.recent
-assert sum(played.recent) + played.returns.sum() == 2 * 20
-print("finished:", *played.recent, " under way:", *played.returns)
-
-# %% [markdown]
 # ## Collecting
 #
-# The collector lets an agent act in these episodes. Its `step` is the heart of the loop, so read it
+# The collector steps an agent through its environments. Its `step` is the heart of the loop, so read it
 # slowly:
 #
-# 1. the agent acts on the observations and its memory;
-# 2. the environments step, and what they return is looked at: no agent can learn from a number that
-#    is not finite;
+# 1. the agent acts on the observations and its hidden state;
+# 2. the environments step, and what they return is checked: no agent can learn from a number that is
+#    not finite;
 # 3. the agent observes the transition. At a checkpoint it is marked as truncated (unless it
-#    terminated), so that no return and no chunk of memory reaches across the coming reset;
+#    terminated), so that no n-step return and no chunk reaches across the coming reset;
 # 4. at a checkpoint all environments are reset.
+#
+# What if you press Ctrl-C between two checkpoints? The run should stop there, not thousands of steps
+# back. So the collector remembers all actions since the last reset. To come back to this very step it
+# resets the environments with the same seed and repeats the actions: nothing is learned on the way, so
+# it takes a moment. `advance` is the one step that both acting and repeating take.
 
 # %%
 #| export
 def check_finite(step: int, what: str, values: np.ndarray) -> None:
     """Raise when the environment returned a number that no agent can learn from."""
-    if values.dtype.kind != "f":  # bytes and whole numbers are always finite
-        return
-    with np.errstate(over="ignore"):
-        stored = values.astype(np.float32)  # as the buffer will hold them
-    if not np.isfinite(stored).all():
+    largest = np.finfo(np.float32).max  # the buffer stores 32 bits
+    if values.dtype.kind == "f" and not (np.abs(values) <= largest).all():
         how = "too large for 32 bits" if np.isfinite(values).all() else "not finite"
         raise ValueError(f"The environment returned a {what} that is {how}, step {step}.")
 
 # %%
-check_finite(7, "reward", np.array([1.0, -2.0]))
-try:
-    check_finite(7, "reward", np.array([1.0, np.nan]))
-except ValueError as error:
-    print(error)
+check_finite(0, "reward", np.array([1.0, -2.0]))
+for bad in (np.nan, 1e40):
+    try:
+        check_finite(7, "reward", np.array([1.0, bad]))
+    except ValueError as error:
+        print(error)
+
+# %% [markdown]
+# If no episode at all has ended between two checkpoints, `checkpoint_every` is probably too small, and
+# the user is told so.
 
 # %%
 #| export
@@ -436,42 +431,56 @@ def warn_of_cuts(config: Config) -> None:
         stacklevel=4,
     )
 
-# %%
-#| export
-class Collector(Episodes):
-    """Steps an agent through its environments, and can find its way back to any step."""
+
+class Collector:
+    """Steps an agent through its environments, and can come back to any step."""
 
     def __init__(self, agent: Agent) -> None:
-        super().__init__(agent.config)
-        self.agent, self.warned = agent, False
+        self.agent, self.config = agent, agent.config
+        config = self.config
+        self.envs = make_vector_env(config.env_id, config.num_envs, config.env_kwargs)
+        self.recent: deque[float] = deque(maxlen=20)  # returns of the last finished episodes
+        self.warned = False
         self.reset(agent.global_step)
 
     def reset(self, step: int) -> None:
-        """Start new episodes, of which the agent remembers nothing."""
-        super().reset(step)
+        """Start new episodes in all environments, seeded by the run's seed and the step."""
+        count, seed = self.config.num_envs, self.config.seed
+        seeds: list[int | None] = [derive_seed(seed, "envs", step, i) for i in range(count)]
+        self.obs, _ = self.envs.reset(seed=seeds)
         check_finite(step, "observation", self.obs)
-        self.state: Any = None
+        self.origin = step
+        self.actions: list[np.ndarray] = []  # since the reset: they lead back to this step
+        self.episode_start = np.ones(count, dtype=bool)
+        self.returns = np.zeros(count)
+        self.state: Any = None  # the agent's hidden state
+
+    def advance(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Take one step; return true successors, rewards, and who terminated or was truncated."""
+        self.obs, reward, terminated, truncated, infos = self.envs.step(action)
+        self.actions.append(action)
+        self.episode_start = terminated | truncated
+        self.returns += reward
+        self.recent.extend(self.returns[self.episode_start].tolist())
+        self.returns[self.episode_start] = 0.0
+        return true_next_obs(self.obs, infos), reward, terminated, truncated & ~terminated
 
     def step(self) -> None:
         """Take one step in each environment and show it to the agent."""
         agent, obs, state, start = self.agent, self.obs, self.state, self.episode_start
         action, self.state = agent.act(obs, state, start, explore=True)
         next_obs, reward, terminated, truncated = self.advance(action)
-        # One quick sum of squares of each: it is small only where all numbers are finite.
-        seen = float(np.vdot(next_obs, next_obs)) if next_obs.dtype.kind == "f" else 0.0
-        if not seen + float(np.vdot(reward, reward)) < 1e77:
-            check_finite(agent.global_step, "reward", reward)
-            check_finite(agent.global_step, "observation", next_obs)
-        if next_obs is not self.obs:  # an episode ended: look at the start of the next one too
-            check_finite(agent.global_step, "observation", self.obs)
+        check_finite(agent.global_step, "reward", reward)
+        check_finite(agent.global_step, "observation", next_obs)
+        check_finite(agent.global_step, "observation", self.obs)  # the first of a new episode
         agent.global_step += len(reward)
-        cut = crosses(agent.global_step, len(reward), self.config.checkpoint_every)
-        if cut:
+        checkpoint = crosses(agent.global_step, len(reward), self.config.checkpoint_every)
+        if checkpoint:
             truncated = ~terminated  # a checkpoint ends the episode
         agent.observe(
             Transition(obs, action, reward, next_obs, terminated, truncated, start, state)
         )
-        if cut:
+        if checkpoint:
             whole = agent.global_step - self.origin >= self.config.checkpoint_every
             self.reset(agent.global_step)
             if whole and not self.recent and not self.warned:
@@ -479,18 +488,23 @@ class Collector(Episodes):
                 self.warned = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the way from the last reset to here, and the memory of the agent."""
-        return {**super().state_dict(), "state": self.state}
+        """Return what leads from the last reset to this step."""
+        actions = torch.from_numpy(np.array(self.actions))  # one tensor: quickly written and read
+        recent = list(self.recent)
+        return {"origin": self.origin, "actions": actions, "recent": recent, "state": self.state}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go back to a stored moment, with the memory that the agent had then."""
-        super().load_state_dict(saved)
+        """Reset as the stored run did, repeat its actions and take over the hidden state."""
+        self.reset(saved["origin"])
+        for action in saved["actions"]:
+            self.advance(np.asarray(action))
+        self.recent = deque(saved["recent"], maxlen=self.recent.maxlen)
         self.state = saved["state"]
 
 # %% [markdown]
-# The promise of `load_state_dict`, tried out: an agent steps 137 times, a second collector is
-# brought to the same moment, and both see the same observation. (With four environments, 137
-# turns are 548 steps and some twenty-five finished episodes.)
+# Try out the promise of `load_state_dict`: an agent steps 137 times, a second collector is brought to
+# the same step, and both see the same observation. (With four environments, 137 turns are 548 steps
+# and some twenty-five finished episodes.)
 
 # %%
 agent = DQN("CartPole-v1", num_envs=4, seed=2)
@@ -506,91 +520,51 @@ assert np.array_equal(other.returns, collector.returns)
 print("after", agent.global_step, "steps both see", collector.obs[0].round(3))
 
 # %% [markdown]
-# ## Averages between lines
+# ## Logging
 #
-# Metrics of single updates (the last of each round) are noisy, so a line holds their means since
-# the line before. Not every update reports every metric: an actor that moves at each second update
-# has a loss only there. So each name has a count of its own. Sums and counts are part of a
-# checkpoint too, or the first line after a resume would differ.
-#
-# The loss is counted in each turn. Its details are asked for in the first turn after a line and then
-# in one of thirty-two, which is enough for a mean to look at. And a count, whose name ends in
-# `updates`, is no thing to average: of it the last value is kept.
+# A run writes two kinds of lines: training metrics now and then, and what each evaluation scored.
+# Metrics of single updates are noisy, so a line holds their means since the line before (where several
+# updates follow one step, of the last of them). Not every update reports every metric: an actor that
+# is updated every second time has a loss only then. So each name has a count of its own. Sums and
+# counts are part of a checkpoint, or the first line after a resume would differ.
 
 # %%
 #| export
-DETAILS_EVERY = 32  # turns of the loop with an update
-
-
-class Averages:
-    """Means of named metrics since they were last taken."""
-
-    def __init__(self) -> None:
-        self.sums: dict[str, float] = {}
-        self.counts: dict[str, int] = {}
-
-    def add(self, metrics: dict[str, float]) -> None:
-        """Count one set of metrics."""
-        for name, value in metrics.items():
-            if name.endswith("updates"):
-                self.sums[name], self.counts[name] = value, 1
-                continue
-            self.sums[name] = self.sums.get(name, 0.0) + value
-            self.counts[name] = self.counts.get(name, 0) + 1
-
-    def want_details(self) -> bool:
-        """Say whether it is time for more than the loss."""
-        return self.counts.get("loss", 0) % DETAILS_EVERY == 0
-
-    def take(self) -> dict[str, float]:
-        """Return the means and start again."""
-        means = {name: total / self.counts[name] for name, total in self.sums.items()}
-        self.sums, self.counts = {}, {}
-        return means
-
-# %%
-averages = Averages()
-assert averages.want_details()
-averages.add({"loss": 1.0, "alpha": 0.2, "actor_updates": 1})
-assert not averages.want_details()
-averages.add({"loss": 3.0, "actor_updates": 2})
-assert averages.take() == {"loss": 2.0, "alpha": 0.2, "actor_updates": 2}
-assert averages.take() == {}
-
-# %% [markdown]
-# ## The journal
-#
-# A run tells two kinds of things: a line of training metrics now and then, averaged since the last
-# one, and what each evaluation scored. The journal keeps all lines, and writes them into the run
-# directory if there is one. What a resumed run needs of it are the averages under way, the last
-# evaluation, and how long the file of metrics was.
-
-# %%
-#| export
-class Journal:
+class Logger:
     """The lines of metrics of a run, in memory and in its directory."""
 
     def __init__(self, directory: RunDirectory | None, tensorboard: bool) -> None:
         self.directory, self.tensorboard = directory, tensorboard
         self.lines: list[dict[str, float]] = []
-        self.averages = Averages()
+        self.sums: dict[str, Tensor] = {}  # of the metrics since the last line
+        self.counts: dict[str, int] = {}
         self.evaluated: dict[str, float] = {}  # the last evaluation
+
+    def add(self, metrics: Metrics) -> None:
+        """Count the metrics of one update."""
+        for name, value in metrics.items():
+            before = self.sums.get(name)
+            self.sums[name] = value.double() if before is None else before + value
+            self.counts[name] = self.counts.get(name, 0) + 1
 
     def write(self, line: dict[str, float]) -> None:
         """Keep one line."""
         self.lines.append(line)
         if self.directory:
-            self.directory.append(line, self.tensorboard)
+            self.directory.metrics.append(line)
+            if self.tensorboard:
+                self.directory.tensorboard.append(line)
 
-    def log(self, agent: Agent, recent: Sequence[float]) -> None:
-        """Write the training metrics since the last line, and how the last episodes went."""
-        line: dict[str, float] = {"global_step": agent.global_step, **self.averages.take()}
-        line["updates"] = agent.updates
+    def log_training(self, step: int, updates: int, recent: Sequence[float]) -> None:
+        """Write the means of the metrics since the last line, and how the last episodes went."""
+        means = {name: float(total) / self.counts[name] for name, total in self.sums.items()}
+        line = {"global_step": step, **means, "updates": updates}
         if recent:
             line["train_return_mean"] = float(np.mean(recent))
+        self.sums, self.counts = {}, {}
         self.write(line)
 
-    def enter(self, step: int, evaluation: Evaluation) -> None:
+    def log_evaluation(self, step: int, evaluation: Evaluation) -> None:
         """Write what an evaluation scored."""
         self.evaluated = {
             "global_step": step,
@@ -606,28 +580,36 @@ class Journal:
 
     def state_dict(self, directory: RunDirectory) -> dict[str, Any]:
         """Return what a resumed run needs to go on with the same lines."""
-        averages, size = vars(self.averages).copy(), directory.metrics.sync()
-        return {"averages": averages, "evaluated": self.evaluated, "metrics_size": size}
+        names = ("sums", "counts", "evaluated")
+        return {name: getattr(self, name) for name in names} | {"size": directory.metrics.sync()}
 
     def load_state_dict(self, state: dict[str, Any], directory: RunDirectory) -> None:
-        """Go back to a stored moment: what was written after it is dropped."""
-        vars(self.averages).update(state["averages"])
+        """Go back to a stored step: what was written after it is dropped."""
+        self.sums, self.counts = dict(state["sums"]), dict(state["counts"])
         self.evaluated = state["evaluated"]
-        directory.metrics.truncate(state["metrics_size"])
-        self.lines = directory.read_metrics()
+        directory.metrics.truncate(state["size"])
+        self.lines = directory.metrics.read()
+
+# %% [markdown]
+# By hand: two updates with the losses 1 and 3, of which only the first reports `alpha`.
 
 # %%
-journal = Journal(None, tensorboard=False)
-journal.enter(100, Evaluation(returns=np.array([1.0, 3.0]), lengths=np.array([10, 20])))
-assert journal.lines[-1]["eval_return_mean"] == 2 and journal.lines[-1]["eval_length_mean"] == 15
-assert journal.last(step=120)["global_step"] == 120 and journal.last(120)["eval_return_mean"] == 2
+logger = Logger(None, tensorboard=False)
+logger.add({"loss": torch.tensor(1.0), "alpha": torch.tensor(0.5)})
+logger.add({"loss": torch.tensor(3.0)})
+logger.log_training(step=100, updates=2, recent=[10.0, 20.0])
+print(logger.lines[-1])
+assert logger.lines[-1]["loss"] == 2 and logger.lines[-1]["alpha"] == 0.5
+logger.log_evaluation(100, Evaluation(returns=np.array([1.0, 3.0]), lengths=np.array([10, 20])))
+assert logger.lines[-1]["eval_return_mean"] == 2 and logger.lines[-1]["eval_length_mean"] == 15
+assert logger.last(step=120)["global_step"] == 120 and logger.last(120)["eval_return_mean"] == 2
 
 # %% [markdown]
 # ## Evaluating
 #
 # Every so often the agent plays greedy episodes that it does not learn from. They have environments
-# of their own, so that looking changes nothing, and seeds that follow from the run's seed and the
-# step: a resumed run looks at the same episodes.
+# of their own, so that evaluating changes nothing, and seeds that follow from the run's seed and the
+# step: a resumed run evaluates on the same episodes.
 
 # %%
 #| export
@@ -660,52 +642,13 @@ evaluator.close()
 assert np.array_equal(first, second) and agent.state_dict()["generator"] == before
 
 # %% [markdown]
-# ## A moment of a run
+# ## The loop
 #
-# A checkpoint holds the agent, the collector and the journal, and from these three a run goes on.
-# When it is stopped it says from where.
-
-# %%
-#| export
-class Moment:
-    """What a checkpoint holds of a run, and brings back."""
-
-    def __init__(self, agent: Agent, directory: RunDirectory | None) -> None:
-        self.agent, self.directory = agent, directory
-        self.collector = Collector(agent)
-        self.journal = Journal(directory, agent.config.tensorboard)
-        self.saved: Path | None = None  # the last checkpoint
-
-    def save(self) -> None:
-        """Write a checkpoint from which the run goes on exactly."""
-        if self.directory is None:
-            return
-        state = {"collector": self.collector.state_dict()}
-        state |= self.journal.state_dict(self.directory)
-        content = {**self.agent.checkpoint(), "run": state}
-        self.saved = self.directory.checkpoints.save(self.agent.global_step, content)
-
-    def load(self, path: Path, content: dict[str, Any]) -> None:
-        """Go back to the moment of a checkpoint."""
-        assert self.directory is not None
-        self.agent.load_state_dict(content["agent"])
-        self.collector.load_state_dict(content["run"]["collector"])
-        self.journal.load_state_dict(content["run"], self.directory)
-        self.saved = path
-
-    def advice(self) -> str:
-        """Say how to go on after the run was stopped."""
-        if self.directory is None:
-            return "Nothing was written, since the run has no run_dir."
-        if self.saved is None:
-            return f"Without a checkpoint, `rlbook resume {self.directory.path}` starts again."
-        return f"Go on from {self.saved} with `rlbook resume {self.directory.path}`."
-
-# %%
-print(Moment(agent, None).advice())
-
-# %% [markdown]
-# What a run leaves in the end is a record of its metrics, its last checkpoint and its agent.
+# Now the whole. A run has an agent, a collector, a logger and an evaluator; a checkpoint holds the
+# first three. `step` is the loop of the beginning: collect, update, and then log, evaluate and
+# save when it is time. A loss that is not finite ruins all weights at once, so the last loss of each
+# step is checked, and the run stops there, with the last good checkpoint in hand. `train` runs until
+# the last step, or until a signal, which it obeys after the step under way.
 
 # %%
 #| export
@@ -730,60 +673,79 @@ three = [{"global_step": 10, "loss": 2.0}, {"global_step": 20}, {"global_step": 
 steps, losses = RunResult({}, three, None, agent, seconds=0.0).curve("loss")
 assert steps.tolist() == [10, 30] and losses.tolist() == [2.0, 1.0]
 
-# %% [markdown]
-# ## The loop
-#
-# Here it is, and it has become short. After each turn it asks what is due: a line of metrics, an
-# evaluation, a checkpoint. The order matters for exactness: the checkpoint comes last, so that it
-# includes what the turn has written.
-
 # %%
 #| export
-class Turns(Moment):
-    """The turns of the loop: act, store, update, log, evaluate and checkpoint, when it is time."""
+class Run:
+    """The loop: collect, update, log, evaluate and checkpoint, until it is done or stopped."""
 
     def __init__(self, agent: Agent, directory: RunDirectory | None, progress: bool = True) -> None:
-        super().__init__(agent, directory)
-        self.config = agent.config
+        self.agent, self.directory, self.config = agent, directory, agent.config
+        self.collector = Collector(agent)
+        self.logger = Logger(directory, agent.config.tensorboard)
         self.evaluator = Evaluator(agent.config)
         self.progress = Progress(agent.name, agent.global_step, self.config.total_steps, progress)
+        self.compiling = agent.config.compile  # until the first update is done
+        self.saved: Path | None = None  # the last checkpoint
 
     def step(self) -> None:
         """Take one step of all environments and do what is due after it."""
         config, agent = self.config, self.agent
         self.collector.step()
-        metrics = agent.train_step(self.journal.averages.want_details())
-        if metrics:
-            self.journal.averages.add(metrics)
+        metrics = self.update()
         if crosses(agent.global_step, config.num_envs, config.log_every):
-            self.journal.log(agent, self.collector.recent)
+            self.logger.log_training(agent.global_step, agent.updates, self.collector.recent)
         if crosses(agent.global_step, config.num_envs, config.eval_every):
             self.evaluate()
         if crosses(agent.global_step, config.num_envs, config.checkpoint_every):
             self.save()
         self.progress.step(agent.global_step, metrics)
 
+    def update(self) -> Metrics:
+        """Make the updates that are due; return the metrics of the last."""
+        agent, metrics = self.agent, Metrics()
+        for batch in agent.batches():
+            if self.compiling:
+                self.progress.announce("compiling the update, which can take a minute")
+                self.compiling = False
+            metrics = agent.update(batch).metrics
+            agent.updates += 1
+        if metrics:
+            if not metrics["loss"].isfinite():
+                loss = float(metrics["loss"])
+                raise FloatingPointError(f"the loss of update {agent.updates} is {loss}")
+            self.logger.add(metrics)
+        return metrics
+
     def evaluate(self) -> None:
-        """Write what greedy episodes score with these weights, unless that has just been done."""
+        """Log what greedy episodes score with these weights, unless that has just been done."""
         step = self.agent.global_step
-        if self.journal.evaluated.get("global_step") != step:
+        if self.logger.evaluated.get("global_step") != step:
             evaluation = self.evaluator.evaluate(self.agent)
-            self.journal.enter(step, evaluation)
+            self.logger.log_evaluation(step, evaluation)
             self.progress.evaluated(step, evaluation)
 
-# %% [markdown]
-# The loop takes turns until it is done. What can go wrong on the way ends with a sentence that says
-# how to go on.
+    def save(self) -> None:
+        """Write a checkpoint from which the run goes on exactly."""
+        if self.directory:
+            logger = self.logger.state_dict(self.directory)
+            run = {"collector": self.collector.state_dict(), "logger": logger}
+            content = {**self.agent.checkpoint(), "run": run}
+            self.saved = self.directory.checkpoints.save(self.agent.global_step, content)
 
-# %%
-#| export
-class Run(Turns):
-    """The one loop, until it is done or somebody stops it."""
+    def load(self, path: Path, content: dict[str, Any]) -> None:
+        """Go back to the step of a checkpoint."""
+        assert self.directory is not None
+        self.agent.load_state_dict(content["agent"])
+        self.collector.load_state_dict(content["run"]["collector"])
+        self.logger.load_state_dict(content["run"]["logger"], self.directory)
+        self.saved = path
 
     def train(self) -> RunResult:
         """Go on until `total_steps`, or until somebody stops the run."""
-        began, agent = time.perf_counter(), self.agent
+        began, agent, ended = time.perf_counter(), self.agent, "failed"
         self.progress.start_at(agent.global_step)  # what came before was not done now
+        if self.directory:
+            self.directory.record.start()
         try:
             with torch_for_learning(self.config.threads), catch_signals() as caught:
                 while agent.global_step < self.config.total_steps and not caught:
@@ -791,30 +753,41 @@ class Run(Turns):
                 if not caught and self.config.eval_every:
                     self.evaluate()
                 self.save()
+            ended = "interrupted" if caught else "finished"
         except RunFailed as error:
             raise RunFailed(f"{error} {self.advice()}") from error
         except FloatingPointError as error:
             where = f"The run stopped at step {agent.global_step:,} because {error}."
             raise RunFailed(f"{where} A lower learning rate may help. {self.advice()}") from error
         finally:
-            self.close()
+            self.close(ended)
         if caught:
             where = f"Stopped at step {agent.global_step:,}."
             raise Interrupted(f"{where} {self.advice()}", caught[0])
-        metrics, seconds = self.journal.last(agent.global_step), time.perf_counter() - began
-        return RunResult(metrics, self.journal.lines, self.saved, agent, seconds)
+        metrics, seconds = self.logger.last(agent.global_step), time.perf_counter() - began
+        return RunResult(metrics, self.logger.lines, self.saved, agent, seconds)
 
-    def close(self) -> None:
-        """Close bar and environments."""
+    def advice(self) -> str:
+        """Say how to go on after the run was stopped."""
+        if self.directory is None:
+            return "Nothing was written, since the run has no run_dir."
+        if self.saved is None:
+            return f"Without a checkpoint, `rlbook resume {self.directory.path}` starts again."
+        return f"Go on from {self.saved} with `rlbook resume {self.directory.path}`."
+
+    def close(self, ended: str) -> None:
+        """Close bar and environments, and write down how the run ended."""
         self.progress.close(self.agent.global_step)
         self.evaluator.close()
         self.collector.envs.close()
+        if self.directory:
+            self.directory.record.end(f"{ended} at step {self.agent.global_step}")
 
 # %% [markdown]
 # ## Starting and resuming
 #
-# Not every checkpoint is one from which this run can go on. It may be of another algorithm, saved
-# by hand, or further than the run is asked to go:
+# `train` starts a run, `resume` goes on with one from its newest sound checkpoint. A run that was killed
+# before its first checkpoint starts again.
 
 # %%
 #| export
@@ -842,10 +815,10 @@ def train(agent: Agent, progress: bool = True) -> RunResult:
         write_settings(agent.directory.config_path, agent.name, agent.config)
     elif agent.config.run_dir:
         agent.directory = RunDirectory.create(agent.config.run_dir, agent)
-    with agent.directory.alone() if agent.directory else nullcontext():
+    with agent.directory or nullcontext():
         run = Run(agent, agent.directory, progress)
         if agent.global_step and agent.directory:  # `learn` called again has begun new episodes
-            run.journal.lines = agent.directory.read_metrics()
+            run.logger.lines = agent.directory.metrics.read()
             run.save()
         return run.train()
 
@@ -862,7 +835,7 @@ def resume(
         settings["total_steps"] = total_steps
     agent = agent_class(config=make_config(agent_class.config_class, settings))
     agent.directory = directory
-    with directory.alone():
+    with directory:
         newest = directory.checkpoints.newest()  # on the CPU: the agent moves what it must
         if newest:
             check_resumable(newest[0], newest[1], agent)
@@ -903,7 +876,7 @@ if (Path(path) / "config.yaml").exists():
 else:
     train_dqn(
         DQNConfig(
-            num_envs=4, total_steps=2_000, n_step=3, warmup_steps=500, seed=7, eval_every=250,
+            num_envs=4, total_steps=2_000, n_step=3, learning_starts=500, seed=7, eval_every=250,
             eval_episodes=5, log_every=250, checkpoint_every=250, run_dir=path,
         ),
         progress=False,
@@ -973,7 +946,7 @@ assert metrics[0] == metrics[1]
 # %% tags=["hide-input"]
 figure, (curve, weights) = plt.subplots(1, 2, figsize=(8, 3))
 for name, style in zip(names, ({"lw": 5, "alpha": 0.35}, {"lw": 1.2}), strict=True):
-    lines = [x for x in RunDirectory(workplace / name).read_metrics() if "eval_return_mean" in x]
+    lines = [x for x in RunDirectory(workplace / name).metrics.read() if "eval_return_mean" in x]
     steps = [line["global_step"] for line in lines]
     returns = [line["eval_return_mean"] for line in lines]
     curve.plot(steps, returns, color=COLORS["dqn"], label=name, **style)
@@ -981,7 +954,7 @@ for step in kills:
     curve.axvline(step, color=COLORS["reference"], ls=":", lw=1)
 label_curves(curve, ylabel="return of greedy episodes")
 curve.legend()
-flat = [torch.cat([w.flatten() for w in final["agent"]["online"].values()]) for final in finals]
+flat = [torch.cat([w.flatten() for w in final["agent"]["q_network"].values()]) for final in finals]
 weights.plot(flat[0], flat[1], ".", ms=3, color=COLORS["dqn"])
 weights.set(xlabel="weights, undisturbed", ylabel="weights, killed and resumed")
 figure.suptitle("A run that was killed twice lies on the one that was not", fontsize=10)
@@ -1043,10 +1016,10 @@ shutil.rmtree(workplace)
 #
 # ```python
 # ends = [
-#     DQN("CartPole-v1", seed=0, warmup_steps=100, eval_every=often, eval_episodes=2).learn(400)
+#     DQN("CartPole-v1", seed=0, learning_starts=100, eval_every=often, eval_episodes=2).learn(400)
 #     for often in (100, 200)
 # ]
-# first, second = (result.agent.online.state_dict().values() for result in ends)
+# first, second = (result.agent.q_network.state_dict().values() for result in ends)
 # assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 # ```
 #
@@ -1080,8 +1053,8 @@ class CollectorWithABug(Collector):
 # `next_obs` of an episode that was cut is the first observation of the next one, since the vector
 # environment has already reset it. The agent learns that running out of time leads back to the
 # start, and bootstraps from there. Nothing crashes and no number looks odd. It shows where physics
-# is violated: one push changes the cart's velocity by about 0.2, but among the rows stored with the
-# bug there are far larger jumps, as the cell below prints.
+# is violated: one push changes the cart's velocity by about 0.2, but among the transitions stored
+# with the bug there are far larger jumps, as the cell below prints.
 #
 # ```python
 # class CollectorWithABug(Collector):
@@ -1097,12 +1070,12 @@ class CollectorWithABug(Collector):
 #         self.obs, self.episode_start = next_obs, terminated | truncated
 #
 # limit = {"max_episode_steps": 10}
-# agent = DQN("CartPole-v1", env_kwargs=limit, num_envs=4, seed=0, warmup_steps=10_000)
+# agent = DQN("CartPole-v1", env_kwargs=limit, num_envs=4, seed=0, learning_starts=10_000)
 # collector = CollectorWithABug(agent)
 # for _ in range(200):
 #     collector.step()
-# rows = agent.replay.rows[: len(agent.replay)]
-# assert np.abs(rows["next_obs"][:, 1] - rows["obs"][:, 1]).max() < 0.25
+# stored = agent.replay.storage[: len(agent.replay)]
+# assert np.abs(stored["next_obs"][:, 1] - stored["obs"][:, 1]).max() < 0.25
 # ```
 #
 # </details>
@@ -1112,12 +1085,12 @@ class CollectorWithABug(Collector):
 def largest_jump(kind: type[Collector]) -> float:
     """The largest change of the cart's velocity in one stored step, with episodes of ten steps."""
     limit = {"max_episode_steps": 10}
-    agent = DQN("CartPole-v1", env_kwargs=limit, num_envs=4, seed=0, warmup_steps=10_000)
+    agent = DQN("CartPole-v1", env_kwargs=limit, num_envs=4, seed=0, learning_starts=10_000)
     collector = kind(agent)
     for _ in range(200):
         collector.step()
-    rows = agent.replay.rows[: len(agent.replay)]
-    return float(np.abs(rows["next_obs"][:, 1] - rows["obs"][:, 1]).max())
+    stored = agent.replay.storage[: len(agent.replay)]
+    return float(np.abs(stored["next_obs"][:, 1] - stored["obs"][:, 1]).max())
 
 
 for kind in (Collector, CollectorWithABug):
@@ -1136,7 +1109,7 @@ assert largest_jump(Collector) < 0.25 < largest_jump(CollectorWithABug)
 #
 # ```python
 # histories = [
-#     DQN("CartPole-v1", seed=0, warmup_steps=100, eval_every=200).learn(400, progress=False).history
+#     DQN("CartPole-v1", seed=0, learning_starts=100, eval_every=200).learn(400, progress=False).history
 #     for _ in range(2)
 # ]
 # assert json.dumps(histories[0]) == json.dumps(histories[1])

@@ -2,11 +2,9 @@
 
 __all__ = [
     "REGISTRY",
+    "REPLAY",
     "Agent",
-    "Algorithm",
-    "Learner",
     "Metrics",
-    "Player",
     "Transition",
     "UpdateResult",
     "action_kind",
@@ -14,7 +12,7 @@ __all__ = [
     "as_batch",
     "chapter_modules",
     "check_spaces",
-    "compile_functions",
+    "compile_methods",
     "find_algorithm",
     "find_device",
     "find_spaces",
@@ -28,15 +26,14 @@ __all__ = [
 ]
 
 # %% book/agent.py · The agent
-import dataclasses
+import copy
 import functools
 import importlib
 import importlib.resources
-import math
 import os
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +42,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import gymnasium as gym
 import numpy as np
 import torch
+from torch import Tensor
 
 from rlbook.checkpoint import (
     CheckpointDirectory,
@@ -53,7 +51,8 @@ from rlbook.checkpoint import (
     write_checkpoint,
 )
 from rlbook.envs import Evaluation, derive_seed, evaluate, make_env, nearest
-from rlbook.settings import Config, make_config
+from rlbook.replay import ReplayConfig, updates_due
+from rlbook.settings import Config, gather_settings, make_config
 
 if TYPE_CHECKING:  # the loop is the next chapter: it needs the agent, and `learn` needs the loop
     from rlbook.run import RunDirectory, RunResult
@@ -62,7 +61,7 @@ if TYPE_CHECKING:  # the loop is the next chapter: it needs the agent, and `lear
 # %% book/agent.py · What passes between loop and agent
 @dataclass(slots=True)
 class Transition:
-    """One step of all environments, as the loop hands it to the agent."""
+    """One step of all environments, as the loop gives it to the agent."""
 
     obs: np.ndarray  # (num_envs, ...)
     action: np.ndarray  # (num_envs, ...)
@@ -71,35 +70,17 @@ class Transition:
     terminated: np.ndarray  # (num_envs,)
     truncated: np.ndarray  # (num_envs,)
     episode_start: np.ndarray  # (num_envs,), whether obs is the first of its episode
-    state: Any  # the memory of a recurrent agent before this step
+    state: Any  # the hidden state of a recurrent agent before this step
 
 
-Metrics = dict[str, float]
+Metrics = dict[str, Tensor]  # scalars by name, without gradient
 
 
 @dataclass(slots=True)
 class UpdateResult:
-    """What one gradient step reports: named metrics, or how to work them out."""
+    """What one gradient step reports."""
 
-    report: Metrics | Callable[[], Metrics]  # the loss, and what is at hand
-    details: Callable[[], Metrics] | None = None  # what takes time, and is not always wanted
-
-    @property
-    def brief(self) -> Metrics:
-        """Return the metrics without details, which are worked out once."""
-        if not isinstance(self.report, dict):
-            self.report = self.report()
-        return self.report
-
-    @property
-    def metrics(self) -> Metrics:
-        """Return all metrics."""
-        return self.brief if self.details is None else self.brief | self.details()
-
-    @property
-    def loss(self) -> float:
-        """Return the loss that was descended."""
-        return self.brief["loss"]
+    metrics: Metrics  # "loss" is among them
 
 
 # %% book/agent.py · Which algorithms there are
@@ -116,7 +97,7 @@ def algorithms() -> dict[str, type["Agent"]]:
     """All algorithms by name: those of the book in its order, then a user's own."""
     for module in chapter_modules():
         importlib.import_module(f"rlbook.{module}")
-    order = {f"rlbook.{module}": place for place, module in enumerate(chapter_modules())}
+    order = {f"rlbook.{module}": i for i, module in enumerate(chapter_modules())}
     return dict(sorted(REGISTRY.items(), key=lambda kv: order.get(kv[1].__module__, len(order))))
 
 
@@ -150,7 +131,7 @@ def action_kind(space: gym.Space) -> str:
     return "continuous" if isinstance(space, gym.spaces.Box) and len(space.shape) == 1 else "other"
 
 
-def check_spaces(agent: "Learner") -> None:
+def check_spaces(agent: "Agent") -> None:
     """Raise unless the agent can handle its environment; name an algorithm that can."""
     found = observation_kind(agent.observation_space), action_kind(agent.action_space)
     if found == (agent.observations, agent.actions):
@@ -198,67 +179,6 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def compile_functions(owner: Any, paths: Sequence[str]) -> None:
-    """Replace functions, each named by the way to it such as `online.trace`, by compiled ones."""
-    if not shutil.which(os.environ.get("CXX", "c++")):
-        raise ValueError("Setting 'compile' needs a C++ compiler such as g++, and there is none.")
-    for path in paths:
-        *way, name = path.split(".")
-        part = functools.reduce(getattr, way, owner)
-        setattr(part, name, torch.compile(getattr(part, name)))
-
-
-# %% book/agent.py · What an algorithm writes
-class Algorithm(ABC):
-    """What the loop calls: the verbs that each algorithm fills in."""
-
-    updates: int  # gradient steps made
-
-    @abstractmethod
-    def build(self) -> None:
-        """Make networks, optimiser and buffer."""
-
-    @abstractmethod
-    def act(
-        self, obs: np.ndarray, state: Any, episode_start: np.ndarray, explore: bool
-    ) -> tuple[np.ndarray, Any]:
-        """Choose an action for each observation and return the memory that follows."""
-
-    @abstractmethod
-    def observe(self, transition: Transition) -> None:
-        """Store one step of all environments."""
-
-    @abstractmethod
-    def updates_due(self) -> int:
-        """Say how many gradient steps it is time for."""
-
-    @abstractmethod
-    def sample(self) -> Any:
-        """Draw what one update learns from."""
-
-    @abstractmethod
-    def update(self, batch: Any) -> UpdateResult:
-        """Make one gradient step."""
-
-    def batches(self, count: int) -> Iterator[Any]:
-        """Draw for `count` updates; what is drawn may be overwritten when the next is asked for."""
-        for _ in range(count):
-            yield self.sample()
-
-    def train_step(self, details: bool = True) -> Metrics | None:
-        """Make the updates that are due; return the metrics of the last, maybe without details."""
-        result = None
-        for batch in self.batches(self.updates_due()):
-            result = self.update(batch)
-            self.updates += 1
-        if result is None:
-            return None
-        brief = result.brief
-        if not math.isfinite(brief["loss"]):
-            raise FloatingPointError(f"the loss of update {self.updates} is {brief['loss']}")
-        return result.metrics if details else brief
-
-
 # %% book/agent.py · One observation or many
 def as_batch(obs: Any, space: gym.Space) -> tuple[np.ndarray, bool]:
     """Return observations as (batch, ...), and whether it was a single one."""
@@ -298,24 +218,48 @@ def not_finite(state: Any, name: str = "") -> str | None:
     return next(filter(None, (not_finite(v, f"{name}.{k}".strip(".")) for k, v in nested)), None)
 
 
-# %% book/agent.py · What every agent is made of
+# %% book/agent.py · Compiling
+def compile_methods(agent: "Agent") -> None:
+    """Replace the methods that compute gradients by compiled ones."""
+    if not agent.compiled:
+        raise ValueError(
+            f"Setting 'compile' is not for {agent.name}: PyTorch cannot compile a backward pass "
+            "through an LSTM. Leave it out."
+        )
+    if not shutil.which(os.environ.get("CXX", "c++")):
+        raise ValueError("Setting 'compile' needs a C++ compiler such as g++, and there is none.")
+    torch._dynamo.config.trace_autograd_ops = True
+    for name in agent.compiled:
+        setattr(agent, name, torch.compile(getattr(agent, name), fullgraph=True))
+
+
+# %% book/agent.py · The base class
 def find_spaces(config: Config) -> tuple[gym.Space, gym.Space]:
-    """Return what can be seen and what can be done in the environment that the settings name."""
+    """Return the spaces of observations and actions of the environment that the settings name."""
     env = make_env(config.env_id, config.env_kwargs)
     env.close()
     return env.observation_space, env.action_space
 
 
-class Learner(Algorithm):
-    """An algorithm with settings, spaces, counters, a generator and parts."""
+REPLAY = "replay"  # the one part that a checkpoint may leave out
+
+
+class Agent(ABC):
+    """An algorithm with its networks: what the loop and a user call."""
 
     name: ClassVar[str]
     config_class: ClassVar[type[Config]]
     observations: ClassVar[str] = "vector"
     actions: ClassVar[str] = "discrete"
     parts: ClassVar[tuple[str, ...]] = ()  # attributes with a state_dict, saved and loaded by name
-    compiled: ClassVar[tuple[str, ...]] = ()  # functions that the setting `compile` is for
+    compiled: ClassVar[tuple[str, ...]] = ()  # methods that the setting `compile` compiles
     config: Config
+    replay: Any  # the buffer of an agent that learns from replay
+    directory: "RunDirectory | None" = None  # made by the loop when `run_dir` is set
+
+    def __init_subclass__(cls) -> None:
+        if "name" in vars(cls):
+            REGISTRY[cls.name] = cls
 
     def __init__(
         self, env_id: str | None = None, *, config: Config | None = None, **settings: Any
@@ -333,30 +277,55 @@ class Learner(Algorithm):
         with seeded_torch(derive_seed(config.seed, "networks")):
             self.build()
         if config.compile:
-            compile_functions(self, self.compiled)
+            compile_methods(self)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return all that learning depends on: counters, generator and parts."""
-        return {
-            "global_step": self.global_step,
-            "updates": self.updates,
-            "generator": self.generator.bit_generator.state,
-            **{part: getattr(self, part).state_dict() for part in self.parts},
-        }
+    # What an algorithm fills in
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
-        self.global_step, self.updates = state["global_step"], state["updates"]
-        self.generator.bit_generator.state = state["generator"]
-        for part in self.parts:
-            if part == "replay" and part not in state:  # a checkpoint may leave it out
-                continue
-            getattr(self, part).load_state_dict(state[part])
+    @abstractmethod
+    def build(self) -> None:
+        """Make networks, optimisers and buffer."""
 
+    @abstractmethod
+    def act(
+        self, obs: np.ndarray, state: Any, episode_start: np.ndarray, explore: bool
+    ) -> tuple[np.ndarray, Any]:
+        """Choose an action for each observation; return the next hidden state too."""
 
-# %% book/agent.py · What a user calls
-class Player(Learner):
-    """A learner that can be asked for actions, and be tried out."""
+    @abstractmethod
+    def observe(self, transition: Transition) -> None:
+        """Store one step of all environments."""
+
+    @abstractmethod
+    def update(self, batch: Any) -> UpdateResult:
+        """Make one gradient step."""
+
+    def sample(self) -> Any:
+        """Draw what one update learns from; an agent with a replay buffer fills this in."""
+        raise TypeError(f"{self.name} does not learn from replay.")
+
+    def batches(self) -> Iterator[Any]:
+        """Yield what is to be learned from after the last step: samples, as many as are due."""
+        assert isinstance(self.config, ReplayConfig)
+        if len(self.replay) >= self.config.batch_size:
+            for _ in range(updates_due(self.config, self.global_step)):
+                yield self.sample()
+
+    # What a user calls
+
+    @classmethod
+    def from_config(cls, name: str, **settings: Any) -> Self:
+        """Make an agent from a shipped config or a YAML file; keywords override it."""
+        _, stored = gather_settings(name, cls.name)
+        return cls(config=make_config(cls.config_class, {**stored, **settings}))
+
+    def learn(self, steps: int, progress: bool = True) -> "RunResult":
+        """Train for `steps` more environment steps."""
+        if steps < 1:
+            raise ValueError(f"learn needs at least one step, not {steps}.")
+        from rlbook.run import train  # here, since that module imports this one
+
+        self.config = self.config.replace(total_steps=self.global_step + steps)
+        return train(self, progress)
 
     def evaluate(self, episodes: int = 10, seed: int = 0) -> Evaluation:
         """Play greedy episodes that were not learned from."""
@@ -373,45 +342,17 @@ class Player(Learner):
         return self.act(obs, state, start, explore=False)
 
     def predict(
-        self, obs: Any, state: Any = None, explore: bool = False, episode_start: Any = None
+        self, obs: Any, state: Any = None, episode_start: Any = None, deterministic: bool = True
     ) -> tuple[Any, Any]:
         """Choose an action for one observation or a batch; without `state` an episode starts."""
         batch, single = as_batch(obs, self.observation_space)
         start = where_episodes_start(episode_start, state, len(batch))
-        actions, state = self.act(batch, state, start, explore)
+        actions, state = self.act(batch, state, start, explore=not deterministic)
         return (actions[0] if single else actions), state
-
-
-class Agent(Player):
-    """What a user calls, for every algorithm alike."""
-
-    directory: "RunDirectory | None" = None  # made by the loop when `run_dir` is set
-
-    def __init_subclass__(cls) -> None:
-        if "name" in vars(cls):
-            REGISTRY[cls.name] = cls
-
-    def learn(self, steps: int, progress: bool = True) -> "RunResult":
-        """Train for `steps` more environment steps."""
-        if steps < 1:
-            raise ValueError(f"learn needs at least one step, not {steps}.")
-        from rlbook.run import train  # here, since that module imports this one
-
-        self.config = dataclasses.replace(self.config, total_steps=self.global_step + steps)
-        return train(self, progress)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the whole agent to one file."""
         write_checkpoint(Path(path), self.checkpoint())
-
-    def checkpoint(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of the agent: its name, its settings and its state."""
-        state = self.state_dict()
-        if broken := not_finite(state):
-            raise FloatingPointError(f"{broken} is not finite any more, so nothing was saved")
-        if not self.config.checkpoint_replay:
-            state.pop("replay", None)
-        return {"algo": self.name, "config": vars(self.config).copy(), "agent": state}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], device: str = "cpu") -> Self:
@@ -420,6 +361,49 @@ class Agent(Player):
         if not isinstance(agent, cls):
             raise ValueError(f"{path} holds a {agent.name} agent: use rlbook.load.")
         return agent
+
+    # What is saved
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that learning depends on: counters, generator and parts."""
+        return {
+            "global_step": self.global_step,
+            "updates": self.updates,
+            "generator": self.generator.bit_generator.state,
+            **{part: getattr(self, part).state_dict() for part in self.parts},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+        self.global_step, self.updates = state["global_step"], state["updates"]
+        self.generator.bit_generator.state = state["generator"]
+        for name in self.parts:
+            if name == REPLAY and name not in state:
+                continue
+            part, saved = getattr(self, name), state[name]
+            if isinstance(part, torch.optim.Optimizer):
+                saved = copy.deepcopy(saved)  # it would keep the tensors that it is given
+            part.load_state_dict(saved)
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of the agent: its name, its settings and its state."""
+        state = self.state_dict()
+        if broken := not_finite(state):
+            raise FloatingPointError(f"{broken} is not finite any more, so nothing was saved")
+        if not self.config.checkpoint_replay:
+            state.pop(REPLAY, None)
+        return {"algo": self.name, "config": self.config.model_dump(), "agent": state}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy or a pickle holds."""
+        state = {name: part for name, part in vars(self).items() if name not in self.compiled}
+        return state | {"directory": None, "config": self.config.replace(run_dir=None)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Become the copy of another agent."""
+        vars(self).update(state)
+        if self.config.compile:
+            compile_methods(self)
 
 
 # %% book/agent.py · Loading

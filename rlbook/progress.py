@@ -22,10 +22,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
+from typing import SupportsFloat
 
 from tqdm import tqdm
 
@@ -99,6 +100,9 @@ class Display:
     def evaluated(self, tally: Tally, evaluation: Evaluation) -> None:
         """Show the result of an evaluation."""
 
+    def announce(self, tally: Tally, text: str) -> None:
+        """Say what the run waits for."""
+
     def close(self, tally: Tally) -> None:
         """Leave what shall stay."""
 
@@ -115,6 +119,9 @@ class TerminalBar(Display):
     def move(self, tally: Tally) -> None:
         self.bar.set_postfix(tally.notes, refresh=False)
         self.bar.update(tally.step - self.bar.n)
+
+    def announce(self, tally: Tally, text: str) -> None:
+        self.bar.set_postfix_str(text)
 
     def close(self, tally: Tally) -> None:
         self.move(tally)
@@ -136,6 +143,9 @@ class NotebookLine(Display):
     def move(self, tally: Tally) -> None:
         self.show(bar_text(tally))
 
+    def announce(self, tally: Tally, text: str) -> None:
+        self.show(f"{tally.label}: {text}")
+
     def close(self, tally: Tally) -> None:
         self.show(closing_text(tally))
 
@@ -145,6 +155,9 @@ class LogLines(Display):
 
     def evaluated(self, tally: Tally, evaluation: Evaluation) -> None:
         print(line_text(tally, evaluation), flush=True)
+
+    def announce(self, tally: Tally, text: str) -> None:
+        print(f"{tally.label}: {text}", flush=True)
 
 
 def find_display(tally: Tally) -> Display:
@@ -172,20 +185,24 @@ class Progress:
         self.tally.step, self.tally.seconds = step, time.perf_counter() - self.began
         return self.tally
 
-    def step(self, step: int, metrics: dict[str, float] | None) -> None:
+    def step(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
         """Show where the run is, ten times a second at most."""
         now = time.perf_counter()
         if now - self.shown < 0.1:
             return
         self.shown = now
-        if metrics and "loss" in metrics:
-            self.tally.notes["loss"] = f"{metrics['loss']:.3g}"
+        if "loss" in metrics:
+            self.tally.notes["loss"] = f"{float(metrics['loss']):.3g}"
         self.display.move(self.count(step))
 
     def evaluated(self, step: int, evaluation: Evaluation) -> None:
         """Note the result of an evaluation."""
         self.tally.notes["eval"] = f"{evaluation.mean:.1f}"
         self.display.evaluated(self.count(step), evaluation)
+
+    def announce(self, text: str) -> None:
+        """Say what the run waits for, such as a compiler."""
+        self.display.announce(self.tally, text)
 
     def close(self, step: int) -> None:
         """Leave one plain line where the bar was."""

@@ -1,46 +1,49 @@
 """Made from book/run.py: edit the chapter, then run `rlbook tangle`."""
 
 __all__ = [
-    "DETAILS_EVERY",
-    "Averages",
     "Collector",
-    "Episodes",
     "Evaluator",
-    "Journal",
+    "Logger",
     "MetricsFile",
-    "Moment",
     "Run",
     "RunDirectory",
+    "RunRecord",
     "RunResult",
     "TensorBoardFiles",
-    "Turns",
     "check_finite",
     "check_resumable",
     "crosses",
-    "lock",
     "resume",
     "tensorboard_class",
     "train",
+    "versions",
     "warn_of_cuts",
 ]
 
 # %% book/run.py · The run
+import datetime
 import json
 import os
+import platform
+import shlex
+import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import filelock
 import gymnasium as gym
 import numpy as np
 import torch
+from torch import Tensor
 
-from rlbook.agent import Agent, Transition, find_algorithm, torch_for_learning
+from rlbook.agent import Agent, Metrics, Transition, find_algorithm, torch_for_learning
 from rlbook.checkpoint import CheckpointDirectory
 from rlbook.envs import (
     Evaluation,
@@ -113,32 +116,62 @@ class TensorBoardFiles:
         self.writer.flush()
 
 
-@contextmanager
-def lock(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing to the same run; the lock falls with the process."""
-    with open(folder / "writer.lock", "a") as file:
-        if os.name == "posix":
-            import fcntl
+def versions() -> dict[str, str]:
+    """Return the versions that decide the numbers."""
+    names = ("rlbook", "torch", "numpy", "gymnasium")
+    return {"python": platform.python_version(), **{name: version(name) for name in names}}
 
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ValueError(
-                    f"Another process is at work on {folder}: wait for it, or stop it."
-                ) from error
-        yield
+
+class RunRecord:
+    """The file `run.json`: command, versions, machine, start, end, and how the run ended."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.record: dict[str, Any] = {}
+
+    def start(self) -> None:
+        """Write down that a process begins or goes on with the run."""
+        try:
+            before = json.loads(self.path.read_text())
+        except (OSError, ValueError):
+            before = None  # a new run, or one that was killed while it wrote
+        program, *words = sys.argv
+        self.record = {
+            "command": shlex.join([Path(program).name, *words]),
+            "versions": versions(),
+            "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+            "start": datetime.datetime.now().isoformat(timespec="seconds"),
+            "end": None,
+            "ended": "still running, or killed",
+        }
+        if before:
+            self.record["before"] = [*before.pop("before", []), before]
+        self.write()
+
+    def end(self, how: str) -> None:
+        """Write down how the process ended."""
+        self.record |= {"end": datetime.datetime.now().isoformat(timespec="seconds"), "ended": how}
+        self.write()
+
+    def write(self) -> None:
+        """Replace the file in one step."""
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(self.record, indent=2) + "\n")
+        os.replace(temporary, self.path)
 
 
 class RunDirectory:
-    """The files of one run: `config.yaml`, `metrics.jsonl` and `checkpoints/`."""
+    """The files of one run."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.config_path = self.path / "config.yaml"
         self.metrics_path = self.path / "metrics.jsonl"
         self.metrics = MetricsFile(self.metrics_path)
+        self.record = RunRecord(self.path / "run.json")
         self.tensorboard = TensorBoardFiles(self.path / "tensorboard")
         self.checkpoints = CheckpointDirectory(self.path / "checkpoints")
+        self.lock = filelock.FileLock(self.path / "writer.lock", timeout=0)
 
     @classmethod
     def create(cls, path: str, agent: Agent) -> "RunDirectory":
@@ -165,19 +198,18 @@ class RunDirectory:
             raise ValueError(f"{path} is not a run directory: it has no config.yaml.")
         return directory
 
-    def alone(self) -> AbstractContextManager[None]:
+    def __enter__(self) -> "RunDirectory":
         """Keep other processes from writing to the same run."""
-        return lock(self.path)
+        try:
+            self.lock.acquire()
+        except filelock.Timeout as error:
+            raise ValueError(
+                f"Another process is at work on {self.path}: wait for it, or stop it."
+            ) from error
+        return self
 
-    def append(self, line: dict[str, float], tensorboard: bool = False) -> None:
-        """Add one line to the metrics, and to TensorBoard's files if asked."""
-        self.metrics.append(line)
-        if tensorboard:
-            self.tensorboard.append(line)
-
-    def read_metrics(self) -> list[dict[str, float]]:
-        """Read all lines of the metrics."""
-        return self.metrics.read()
+    def __exit__(self, *error: object) -> None:
+        self.lock.release()
 
 
 # %% book/run.py · When is it time?
@@ -186,59 +218,11 @@ def crosses(step: int, advance: int, every: int) -> bool:
     return every > 0 and step % every < advance
 
 
-# %% book/run.py · The way back
-class Episodes:
-    """The episodes under way in all environments, with the way back to where they are."""
-
-    def __init__(self, config: Config) -> None:
-        self.config = config
-        self.envs = make_vector_env(config.env_id, config.num_envs, config.env_kwargs)
-        self.recent: deque[float] = deque(maxlen=20)  # returns of the last finished episodes
-
-    def reset(self, step: int) -> None:
-        """Start new episodes in all environments, seeded by the run's seed and the step."""
-        count, seed = self.envs.num_envs, self.config.seed
-        seeds: list[int | None] = [derive_seed(seed, "envs", step, i) for i in range(count)]
-        self.obs, _ = self.envs.reset(seed=seeds)
-        self.origin = step
-        self.actions: list[np.ndarray] = []  # since the reset: they lead back to this moment
-        self.episode_start = np.ones(count, dtype=bool)
-        self.returns = np.zeros(count)
-
-    def advance(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Take one step; return true successors, rewards, and who terminated or was truncated."""
-        self.obs, reward, terminated, truncated, infos = self.envs.step(action)
-        self.actions.append(action)
-        next_obs = true_next_obs(self.obs, infos)
-        self.episode_start = terminated | truncated
-        self.returns += reward
-        if next_obs is not self.obs:  # some episode ended
-            truncated &= ~terminated
-            self.recent.extend(self.returns[self.episode_start].tolist())
-            self.returns[self.episode_start] = 0.0
-        return next_obs, reward, terminated, truncated
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the way from the last reset to here."""
-        actions = torch.from_numpy(np.array(self.actions))  # one tensor: quickly written and read
-        return {"origin": self.origin, "actions": actions, "recent": list(self.recent)}
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Reset as the stored run did and repeat its actions."""
-        self.reset(saved["origin"])
-        for action in saved["actions"]:
-            self.advance(np.asarray(action))
-        self.recent = deque(saved["recent"], maxlen=self.recent.maxlen)
-
-
 # %% book/run.py · Collecting
 def check_finite(step: int, what: str, values: np.ndarray) -> None:
     """Raise when the environment returned a number that no agent can learn from."""
-    if values.dtype.kind != "f":  # bytes and whole numbers are always finite
-        return
-    with np.errstate(over="ignore"):
-        stored = values.astype(np.float32)  # as the buffer will hold them
-    if not np.isfinite(stored).all():
+    largest = np.finfo(np.float32).max  # the buffer stores 32 bits
+    if values.dtype.kind == "f" and not (np.abs(values) <= largest).all():
         how = "too large for 32 bits" if np.isfinite(values).all() else "not finite"
         raise ValueError(f"The environment returned a {what} that is {how}, step {step}.")
 
@@ -253,40 +237,55 @@ def warn_of_cuts(config: Config) -> None:
     )
 
 
-class Collector(Episodes):
-    """Steps an agent through its environments, and can find its way back to any step."""
+class Collector:
+    """Steps an agent through its environments, and can come back to any step."""
 
     def __init__(self, agent: Agent) -> None:
-        super().__init__(agent.config)
-        self.agent, self.warned = agent, False
+        self.agent, self.config = agent, agent.config
+        config = self.config
+        self.envs = make_vector_env(config.env_id, config.num_envs, config.env_kwargs)
+        self.recent: deque[float] = deque(maxlen=20)  # returns of the last finished episodes
+        self.warned = False
         self.reset(agent.global_step)
 
     def reset(self, step: int) -> None:
-        """Start new episodes, of which the agent remembers nothing."""
-        super().reset(step)
+        """Start new episodes in all environments, seeded by the run's seed and the step."""
+        count, seed = self.config.num_envs, self.config.seed
+        seeds: list[int | None] = [derive_seed(seed, "envs", step, i) for i in range(count)]
+        self.obs, _ = self.envs.reset(seed=seeds)
         check_finite(step, "observation", self.obs)
-        self.state: Any = None
+        self.origin = step
+        self.actions: list[np.ndarray] = []  # since the reset: they lead back to this step
+        self.episode_start = np.ones(count, dtype=bool)
+        self.returns = np.zeros(count)
+        self.state: Any = None  # the agent's hidden state
+
+    def advance(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Take one step; return true successors, rewards, and who terminated or was truncated."""
+        self.obs, reward, terminated, truncated, infos = self.envs.step(action)
+        self.actions.append(action)
+        self.episode_start = terminated | truncated
+        self.returns += reward
+        self.recent.extend(self.returns[self.episode_start].tolist())
+        self.returns[self.episode_start] = 0.0
+        return true_next_obs(self.obs, infos), reward, terminated, truncated & ~terminated
 
     def step(self) -> None:
         """Take one step in each environment and show it to the agent."""
         agent, obs, state, start = self.agent, self.obs, self.state, self.episode_start
         action, self.state = agent.act(obs, state, start, explore=True)
         next_obs, reward, terminated, truncated = self.advance(action)
-        # One quick sum of squares of each: it is small only where all numbers are finite.
-        seen = float(np.vdot(next_obs, next_obs)) if next_obs.dtype.kind == "f" else 0.0
-        if not seen + float(np.vdot(reward, reward)) < 1e77:
-            check_finite(agent.global_step, "reward", reward)
-            check_finite(agent.global_step, "observation", next_obs)
-        if next_obs is not self.obs:  # an episode ended: look at the start of the next one too
-            check_finite(agent.global_step, "observation", self.obs)
+        check_finite(agent.global_step, "reward", reward)
+        check_finite(agent.global_step, "observation", next_obs)
+        check_finite(agent.global_step, "observation", self.obs)  # the first of a new episode
         agent.global_step += len(reward)
-        cut = crosses(agent.global_step, len(reward), self.config.checkpoint_every)
-        if cut:
+        checkpoint = crosses(agent.global_step, len(reward), self.config.checkpoint_every)
+        if checkpoint:
             truncated = ~terminated  # a checkpoint ends the episode
         agent.observe(
             Transition(obs, action, reward, next_obs, terminated, truncated, start, state)
         )
-        if cut:
+        if checkpoint:
             whole = agent.global_step - self.origin >= self.config.checkpoint_every
             self.reset(agent.global_step)
             if whole and not self.recent and not self.warned:
@@ -294,71 +293,56 @@ class Collector(Episodes):
                 self.warned = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the way from the last reset to here, and the memory of the agent."""
-        return {**super().state_dict(), "state": self.state}
+        """Return what leads from the last reset to this step."""
+        actions = torch.from_numpy(np.array(self.actions))  # one tensor: quickly written and read
+        recent = list(self.recent)
+        return {"origin": self.origin, "actions": actions, "recent": recent, "state": self.state}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go back to a stored moment, with the memory that the agent had then."""
-        super().load_state_dict(saved)
+        """Reset as the stored run did, repeat its actions and take over the hidden state."""
+        self.reset(saved["origin"])
+        for action in saved["actions"]:
+            self.advance(np.asarray(action))
+        self.recent = deque(saved["recent"], maxlen=self.recent.maxlen)
         self.state = saved["state"]
 
 
-# %% book/run.py · Averages between lines
-DETAILS_EVERY = 32  # turns of the loop with an update
-
-
-class Averages:
-    """Means of named metrics since they were last taken."""
-
-    def __init__(self) -> None:
-        self.sums: dict[str, float] = {}
-        self.counts: dict[str, int] = {}
-
-    def add(self, metrics: dict[str, float]) -> None:
-        """Count one set of metrics."""
-        for name, value in metrics.items():
-            if name.endswith("updates"):
-                self.sums[name], self.counts[name] = value, 1
-                continue
-            self.sums[name] = self.sums.get(name, 0.0) + value
-            self.counts[name] = self.counts.get(name, 0) + 1
-
-    def want_details(self) -> bool:
-        """Say whether it is time for more than the loss."""
-        return self.counts.get("loss", 0) % DETAILS_EVERY == 0
-
-    def take(self) -> dict[str, float]:
-        """Return the means and start again."""
-        means = {name: total / self.counts[name] for name, total in self.sums.items()}
-        self.sums, self.counts = {}, {}
-        return means
-
-
-# %% book/run.py · The journal
-class Journal:
+# %% book/run.py · Logging
+class Logger:
     """The lines of metrics of a run, in memory and in its directory."""
 
     def __init__(self, directory: RunDirectory | None, tensorboard: bool) -> None:
         self.directory, self.tensorboard = directory, tensorboard
         self.lines: list[dict[str, float]] = []
-        self.averages = Averages()
+        self.sums: dict[str, Tensor] = {}  # of the metrics since the last line
+        self.counts: dict[str, int] = {}
         self.evaluated: dict[str, float] = {}  # the last evaluation
+
+    def add(self, metrics: Metrics) -> None:
+        """Count the metrics of one update."""
+        for name, value in metrics.items():
+            before = self.sums.get(name)
+            self.sums[name] = value.double() if before is None else before + value
+            self.counts[name] = self.counts.get(name, 0) + 1
 
     def write(self, line: dict[str, float]) -> None:
         """Keep one line."""
         self.lines.append(line)
         if self.directory:
-            self.directory.append(line, self.tensorboard)
+            self.directory.metrics.append(line)
+            if self.tensorboard:
+                self.directory.tensorboard.append(line)
 
-    def log(self, agent: Agent, recent: Sequence[float]) -> None:
-        """Write the training metrics since the last line, and how the last episodes went."""
-        line: dict[str, float] = {"global_step": agent.global_step, **self.averages.take()}
-        line["updates"] = agent.updates
+    def log_training(self, step: int, updates: int, recent: Sequence[float]) -> None:
+        """Write the means of the metrics since the last line, and how the last episodes went."""
+        means = {name: float(total) / self.counts[name] for name, total in self.sums.items()}
+        line = {"global_step": step, **means, "updates": updates}
         if recent:
             line["train_return_mean"] = float(np.mean(recent))
+        self.sums, self.counts = {}, {}
         self.write(line)
 
-    def enter(self, step: int, evaluation: Evaluation) -> None:
+    def log_evaluation(self, step: int, evaluation: Evaluation) -> None:
         """Write what an evaluation scored."""
         self.evaluated = {
             "global_step": step,
@@ -374,15 +358,15 @@ class Journal:
 
     def state_dict(self, directory: RunDirectory) -> dict[str, Any]:
         """Return what a resumed run needs to go on with the same lines."""
-        averages, size = vars(self.averages).copy(), directory.metrics.sync()
-        return {"averages": averages, "evaluated": self.evaluated, "metrics_size": size}
+        names = ("sums", "counts", "evaluated")
+        return {name: getattr(self, name) for name in names} | {"size": directory.metrics.sync()}
 
     def load_state_dict(self, state: dict[str, Any], directory: RunDirectory) -> None:
-        """Go back to a stored moment: what was written after it is dropped."""
-        vars(self.averages).update(state["averages"])
+        """Go back to a stored step: what was written after it is dropped."""
+        self.sums, self.counts = dict(state["sums"]), dict(state["counts"])
         self.evaluated = state["evaluated"]
-        directory.metrics.truncate(state["metrics_size"])
-        self.lines = directory.read_metrics()
+        directory.metrics.truncate(state["size"])
+        self.lines = directory.metrics.read()
 
 
 # %% book/run.py · Evaluating
@@ -408,42 +392,7 @@ class Evaluator:
             self.envs.pop().close()
 
 
-# %% book/run.py · A moment of a run
-class Moment:
-    """What a checkpoint holds of a run, and brings back."""
-
-    def __init__(self, agent: Agent, directory: RunDirectory | None) -> None:
-        self.agent, self.directory = agent, directory
-        self.collector = Collector(agent)
-        self.journal = Journal(directory, agent.config.tensorboard)
-        self.saved: Path | None = None  # the last checkpoint
-
-    def save(self) -> None:
-        """Write a checkpoint from which the run goes on exactly."""
-        if self.directory is None:
-            return
-        state = {"collector": self.collector.state_dict()}
-        state |= self.journal.state_dict(self.directory)
-        content = {**self.agent.checkpoint(), "run": state}
-        self.saved = self.directory.checkpoints.save(self.agent.global_step, content)
-
-    def load(self, path: Path, content: dict[str, Any]) -> None:
-        """Go back to the moment of a checkpoint."""
-        assert self.directory is not None
-        self.agent.load_state_dict(content["agent"])
-        self.collector.load_state_dict(content["run"]["collector"])
-        self.journal.load_state_dict(content["run"], self.directory)
-        self.saved = path
-
-    def advice(self) -> str:
-        """Say how to go on after the run was stopped."""
-        if self.directory is None:
-            return "Nothing was written, since the run has no run_dir."
-        if self.saved is None:
-            return f"Without a checkpoint, `rlbook resume {self.directory.path}` starts again."
-        return f"Go on from {self.saved} with `rlbook resume {self.directory.path}`."
-
-
+# %% book/run.py · The loop
 @dataclass(frozen=True)
 class RunResult:
     """What a run leaves: its last metrics, all their lines, its checkpoint and its agent."""
@@ -461,47 +410,77 @@ class RunResult:
         return np.array(steps), np.array(values)
 
 
-# %% book/run.py · The loop
-class Turns(Moment):
-    """The turns of the loop: act, store, update, log, evaluate and checkpoint, when it is time."""
+class Run:
+    """The loop: collect, update, log, evaluate and checkpoint, until it is done or stopped."""
 
     def __init__(self, agent: Agent, directory: RunDirectory | None, progress: bool = True) -> None:
-        super().__init__(agent, directory)
-        self.config = agent.config
+        self.agent, self.directory, self.config = agent, directory, agent.config
+        self.collector = Collector(agent)
+        self.logger = Logger(directory, agent.config.tensorboard)
         self.evaluator = Evaluator(agent.config)
         self.progress = Progress(agent.name, agent.global_step, self.config.total_steps, progress)
+        self.compiling = agent.config.compile  # until the first update is done
+        self.saved: Path | None = None  # the last checkpoint
 
     def step(self) -> None:
         """Take one step of all environments and do what is due after it."""
         config, agent = self.config, self.agent
         self.collector.step()
-        metrics = agent.train_step(self.journal.averages.want_details())
-        if metrics:
-            self.journal.averages.add(metrics)
+        metrics = self.update()
         if crosses(agent.global_step, config.num_envs, config.log_every):
-            self.journal.log(agent, self.collector.recent)
+            self.logger.log_training(agent.global_step, agent.updates, self.collector.recent)
         if crosses(agent.global_step, config.num_envs, config.eval_every):
             self.evaluate()
         if crosses(agent.global_step, config.num_envs, config.checkpoint_every):
             self.save()
         self.progress.step(agent.global_step, metrics)
 
+    def update(self) -> Metrics:
+        """Make the updates that are due; return the metrics of the last."""
+        agent, metrics = self.agent, Metrics()
+        for batch in agent.batches():
+            if self.compiling:
+                self.progress.announce("compiling the update, which can take a minute")
+                self.compiling = False
+            metrics = agent.update(batch).metrics
+            agent.updates += 1
+        if metrics:
+            if not metrics["loss"].isfinite():
+                loss = float(metrics["loss"])
+                raise FloatingPointError(f"the loss of update {agent.updates} is {loss}")
+            self.logger.add(metrics)
+        return metrics
+
     def evaluate(self) -> None:
-        """Write what greedy episodes score with these weights, unless that has just been done."""
+        """Log what greedy episodes score with these weights, unless that has just been done."""
         step = self.agent.global_step
-        if self.journal.evaluated.get("global_step") != step:
+        if self.logger.evaluated.get("global_step") != step:
             evaluation = self.evaluator.evaluate(self.agent)
-            self.journal.enter(step, evaluation)
+            self.logger.log_evaluation(step, evaluation)
             self.progress.evaluated(step, evaluation)
 
+    def save(self) -> None:
+        """Write a checkpoint from which the run goes on exactly."""
+        if self.directory:
+            logger = self.logger.state_dict(self.directory)
+            run = {"collector": self.collector.state_dict(), "logger": logger}
+            content = {**self.agent.checkpoint(), "run": run}
+            self.saved = self.directory.checkpoints.save(self.agent.global_step, content)
 
-class Run(Turns):
-    """The one loop, until it is done or somebody stops it."""
+    def load(self, path: Path, content: dict[str, Any]) -> None:
+        """Go back to the step of a checkpoint."""
+        assert self.directory is not None
+        self.agent.load_state_dict(content["agent"])
+        self.collector.load_state_dict(content["run"]["collector"])
+        self.logger.load_state_dict(content["run"]["logger"], self.directory)
+        self.saved = path
 
     def train(self) -> RunResult:
         """Go on until `total_steps`, or until somebody stops the run."""
-        began, agent = time.perf_counter(), self.agent
+        began, agent, ended = time.perf_counter(), self.agent, "failed"
         self.progress.start_at(agent.global_step)  # what came before was not done now
+        if self.directory:
+            self.directory.record.start()
         try:
             with torch_for_learning(self.config.threads), catch_signals() as caught:
                 while agent.global_step < self.config.total_steps and not caught:
@@ -509,24 +488,35 @@ class Run(Turns):
                 if not caught and self.config.eval_every:
                     self.evaluate()
                 self.save()
+            ended = "interrupted" if caught else "finished"
         except RunFailed as error:
             raise RunFailed(f"{error} {self.advice()}") from error
         except FloatingPointError as error:
             where = f"The run stopped at step {agent.global_step:,} because {error}."
             raise RunFailed(f"{where} A lower learning rate may help. {self.advice()}") from error
         finally:
-            self.close()
+            self.close(ended)
         if caught:
             where = f"Stopped at step {agent.global_step:,}."
             raise Interrupted(f"{where} {self.advice()}", caught[0])
-        metrics, seconds = self.journal.last(agent.global_step), time.perf_counter() - began
-        return RunResult(metrics, self.journal.lines, self.saved, agent, seconds)
+        metrics, seconds = self.logger.last(agent.global_step), time.perf_counter() - began
+        return RunResult(metrics, self.logger.lines, self.saved, agent, seconds)
 
-    def close(self) -> None:
-        """Close bar and environments."""
+    def advice(self) -> str:
+        """Say how to go on after the run was stopped."""
+        if self.directory is None:
+            return "Nothing was written, since the run has no run_dir."
+        if self.saved is None:
+            return f"Without a checkpoint, `rlbook resume {self.directory.path}` starts again."
+        return f"Go on from {self.saved} with `rlbook resume {self.directory.path}`."
+
+    def close(self, ended: str) -> None:
+        """Close bar and environments, and write down how the run ended."""
         self.progress.close(self.agent.global_step)
         self.evaluator.close()
         self.collector.envs.close()
+        if self.directory:
+            self.directory.record.end(f"{ended} at step {self.agent.global_step}")
 
 
 # %% book/run.py · Starting and resuming
@@ -549,10 +539,10 @@ def train(agent: Agent, progress: bool = True) -> RunResult:
         write_settings(agent.directory.config_path, agent.name, agent.config)
     elif agent.config.run_dir:
         agent.directory = RunDirectory.create(agent.config.run_dir, agent)
-    with agent.directory.alone() if agent.directory else nullcontext():
+    with agent.directory or nullcontext():
         run = Run(agent, agent.directory, progress)
         if agent.global_step and agent.directory:  # `learn` called again has begun new episodes
-            run.journal.lines = agent.directory.read_metrics()
+            run.logger.lines = agent.directory.metrics.read()
             run.save()
         return run.train()
 
@@ -569,7 +559,7 @@ def resume(
         settings["total_steps"] = total_steps
     agent = agent_class(config=make_config(agent_class.config_class, settings))
     agent.directory = directory
-    with directory.alone():
+    with directory:
         newest = directory.checkpoints.newest()  # on the CPU: the agent moves what it must
         if newest:
             check_resumable(newest[0], newest[1], agent)

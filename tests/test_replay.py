@@ -13,16 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-import rlbook.replay
 from rlbook.replay import (
-    Batch,
-    DrawnBatches,
     NStepAccumulator,
     ReplayBuffer,
-    make_rows,
+    ReplayConfig,
+    make_transitions,
     storage_dtype,
     to_batch,
     transition_dtype,
+    updates_due,
 )
 
 VECTOR = Box(-1, 1, (3,), np.float32)
@@ -31,9 +30,9 @@ unhurried = settings(deadline=None)  # a busy machine is no failure
 
 
 def numbered(start: int, count: int) -> np.ndarray:
-    """Return rows whose every field tells their number."""
+    """Return transitions whose every field tells their number."""
     numbers = np.arange(start, start + count)
-    return make_rows(
+    return make_transitions(
         DTYPE,
         obs=numbers[:, None] + np.array([0.0, 0.25, 0.5]),
         action=numbers,
@@ -54,13 +53,13 @@ def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def stored(buffer: ReplayBuffer) -> list[int]:
-    """Return the numbers of the stored rows, the oldest first."""
-    rewards = buffer.rows["reward"][: len(buffer)]
-    oldest = buffer.position if len(buffer) == len(buffer.rows) else 0
+    """Return the numbers of the stored transitions, the oldest first."""
+    rewards = buffer.storage["reward"][: len(buffer)]
+    oldest = buffer.position if len(buffer) == len(buffer.storage) else 0
     return [int(number) for number in np.roll(rewards, -oldest)]
 
 
-# A transition is a row
+# A transition
 
 
 @pytest.mark.parametrize(
@@ -102,8 +101,8 @@ def test_every_column_becomes_a_tensor_without_a_copy(
     observation.seed(0)
     values = np.stack([observation.sample() for _ in range(10)])
     buffer.add(
-        make_rows(
-            buffer.rows.dtype,
+        make_transitions(
+            buffer.storage.dtype,
             obs=values,
             action=np.stack([action.sample() for _ in range(10)]),
             reward=np.arange(10),
@@ -112,12 +111,12 @@ def test_every_column_becomes_a_tensor_without_a_copy(
             discount=0.9,
         )
     )
-    rows = buffer.sample(7)
-    batch = to_batch(rows, torch.device("cpu"))
-    for name in rows.dtype.names or ():
+    drawn = buffer.sample(7)
+    batch = to_batch(drawn, torch.device("cpu"))
+    for name in drawn.dtype.names or ():
         column = getattr(batch, name)
-        assert column.data_ptr() == rows[name].ctypes.data
-        assert np.array_equal(column.numpy(), rows[name])
+        assert column.data_ptr() == drawn[name].ctypes.data
+        assert np.array_equal(column.numpy(), drawn[name])
     assert batch.terminated.dtype == torch.bool
     assert batch.obs.numpy().dtype == storage_dtype(observation)[0]
     assert batch.reward.shape == batch.discount.shape == batch.terminated.shape == (7,)
@@ -126,9 +125,9 @@ def test_every_column_becomes_a_tensor_without_a_copy(
 def test_samples_are_copies() -> None:
     buffer = ReplayBuffer(4, DTYPE, seed=0)
     buffer.add(numbered(0, 4))
-    before = buffer.rows.copy()
+    before = buffer.storage.copy()
     buffer.sample(16)["reward"] = -1
-    assert np.array_equal(buffer.rows, before)
+    assert np.array_equal(buffer.storage, before)
 
 
 # The ring
@@ -145,15 +144,15 @@ def test_the_ring_is_a_deque(capacity: int, counts: list[int]) -> None:
         assert len(buffer) == len(model)
         assert stored(buffer) == list(model)
     if model:
-        rows = buffer.sample(50)
-        assert set(rows["reward"]) <= set(model)
-        for row in rows:  # no row is a mixture of two
-            assert row == numbered(int(row["reward"]), 1)[0]
+        drawn = buffer.sample(50)
+        assert set(drawn["reward"]) <= set(model)
+        for one in drawn:  # none is a mixture of two
+            assert one == numbered(int(one["reward"]), 1)[0]
 
 
 @unhurried
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.data())
-def test_rows_can_come_in_any_portions(counts: list[int], data: st.DataObject) -> None:
+def test_transitions_can_come_in_any_portions(counts: list[int], data: st.DataObject) -> None:
     capacity = data.draw(st.integers(1, 10))
     one, many = ReplayBuffer(capacity, DTYPE, seed=1), ReplayBuffer(capacity, DTYPE, seed=1)
     many.add(numbered(0, sum(counts)))
@@ -165,10 +164,10 @@ def test_rows_can_come_in_any_portions(counts: list[int], data: st.DataObject) -
     assert np.array_equal(one.sample(32), many.sample(32))
 
 
-def test_adding_does_not_alias_the_rows_of_the_caller() -> None:
-    buffer, rows = ReplayBuffer(4, DTYPE, seed=0), numbered(0, 3)
-    buffer.add(rows)
-    rows["reward"] = -1
+def test_adding_does_not_alias_what_the_caller_has() -> None:
+    buffer, drawn = ReplayBuffer(4, DTYPE, seed=0), numbered(0, 3)
+    buffer.add(drawn)
+    drawn["reward"] = -1
     assert stored(buffer) == [0, 1, 2]
 
 
@@ -191,7 +190,7 @@ def test_a_ring_that_is_not_full_draws_only_what_is_there() -> None:
 def test_mistakes_get_a_sentence() -> None:
     with pytest.raises(ValueError, match="is empty"):
         ReplayBuffer(4, DTYPE, seed=0).sample(1)
-    with pytest.raises(ValueError, match="room for one row"):
+    with pytest.raises(ValueError, match="room for one transition"):
         ReplayBuffer(0, DTYPE, seed=0)
 
 
@@ -205,47 +204,6 @@ def test_the_global_generator_is_left_alone() -> None:
     assert np.random.random() == expected
 
 
-def test_batches_in_place_are_those_of_one_large_sample() -> None:
-    ring, same = (ReplayBuffer(50, DTYPE, seed=3) for _ in range(2))
-    drawn = DrawnBatches(DTYPE, batch_size=4, max_batches=5, device=torch.device("cpu"))
-    for buffer in (ring, same):
-        buffer.add(numbered(0, 40))
-    for count in (2, 5, 1):
-        expected = same.sample(4 * count)
-        batches = drawn.draw(ring, count)
-        assert len(batches) == count
-        for name in DTYPE.names or ():
-            parts = torch.cat([getattr(batch, name) for batch in batches])
-            assert np.array_equal(parts.numpy(), expected[name])
-
-
-def test_on_another_device_no_more_is_moved_than_was_drawn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    ring = ReplayBuffer(50, DTYPE, seed=3)
-    ring.add(numbered(0, 40))
-    moved = []
-
-    def count(rows: np.ndarray, device: torch.device) -> Batch:
-        moved.append(len(rows))
-        return to_batch(rows, device)
-
-    monkeypatch.setattr(rlbook.replay, "to_batch", count)
-    drawn = DrawnBatches(DTYPE, batch_size=4, max_batches=5, device=torch.device("meta"))
-    batches = drawn.draw(ring, 2)
-    assert moved == [4, 4] and [batch.obs.device.type for batch in batches] == ["meta", "meta"]
-
-
-def test_memory_for_batches_is_used_again() -> None:
-    ring = ReplayBuffer(50, DTYPE, seed=3)
-    ring.add(numbered(0, 40))
-    drawn = DrawnBatches(DTYPE, batch_size=4, max_batches=2, device=torch.device("cpu"))
-    first = drawn.draw(ring, 1)[0]
-    before = first.reward.tolist()
-    assert drawn.draw(ring, 2)[0].reward.data_ptr() == first.reward.data_ptr()
-    assert first.reward.tolist() != before
-
-
 # Stop and go on
 
 
@@ -255,7 +213,7 @@ def test_a_loaded_ring_goes_on_as_the_stored_one(
     capacity: int, before: int, after: int, seed: int
 ) -> None:
     ring, other = ReplayBuffer(capacity, DTYPE, seed), ReplayBuffer(capacity, DTYPE, seed + 1)
-    other.add(numbered(1_000, 2 * capacity))  # stale rows, which must never be seen again
+    other.add(numbered(1_000, 2 * capacity))  # stale drawn, which must never be seen again
     ring.add(numbered(0, before))
     if before:
         ring.sample(3)
@@ -267,7 +225,7 @@ def test_a_loaded_ring_goes_on_as_the_stored_one(
     assert stored(ring) == stored(other)
     for name, value in ring.state_dict().items():
         same = other.state_dict()[name]
-        assert torch.equal(value, same) if name == "rows" else value == same
+        assert torch.equal(value, same) if name == "storage" else value == same
 
 
 def test_a_loaded_ring_shares_no_memory_with_what_it_was_loaded_from() -> None:
@@ -281,9 +239,9 @@ def test_a_loaded_ring_shares_no_memory_with_what_it_was_loaded_from() -> None:
 def test_a_state_is_as_large_as_what_is_stored_and_no_copy() -> None:
     ring = ReplayBuffer(1_000_000, DTYPE, seed=0)
     ring.add(numbered(0, 10))
-    rows = ring.state_dict()["rows"]
-    assert rows.untyped_storage().nbytes() == 10 * DTYPE.itemsize
-    assert rows.data_ptr() == ring.rows.ctypes.data
+    drawn = ring.state_dict()["storage"]
+    assert drawn.untyped_storage().nbytes() == 10 * DTYPE.itemsize
+    assert drawn.data_ptr() == ring.storage.ctypes.data
 
 
 @pytest.mark.parametrize("capacity", [3, 5, 8])
@@ -295,7 +253,7 @@ def test_a_ring_of_another_size_is_refused(capacity: int) -> None:
     assert len(other) == 0
 
 
-def test_a_ring_of_other_rows_is_refused() -> None:
+def test_a_ring_of_other_transitions_is_refused() -> None:
     state = ReplayBuffer(4, DTYPE, seed=0).state_dict()
     other = ReplayBuffer(4, transition_dtype(Box(-1, 1, (4,), np.float32), Discrete(2)), seed=0)
     with pytest.raises(ValueError, match="has the dtype"):
@@ -311,7 +269,7 @@ def test_equal_histories_give_equal_bytes() -> None:
     one, two = ReplayBuffer(5, DTYPE, seed=0), ReplayBuffer(5, DTYPE, seed=0)
     one.add(garbage)
     two.add(numbered(0, 8))
-    assert torch.equal(one.state_dict()["rows"], two.state_dict()["rows"])
+    assert torch.equal(one.state_dict()["storage"], two.state_dict()["storage"])
 
 
 # n-step returns
@@ -320,10 +278,10 @@ STEP = transition_dtype(Box(-1e6, 1e6, (2,), np.float32), Discrete(2))
 ORDINARY, TERMINATED, TRUNCATED = 0, 1, 2
 
 
-def step_rows(t: int, reward: list[float], kind: list[int], gamma: float) -> np.ndarray:
+def step_of_all(t: int, reward: list[float], kind: list[int], gamma: float) -> np.ndarray:
     """Return step t of each environment; an observation is (environment, time)."""
     envs = np.arange(len(reward))
-    return make_rows(
+    return make_transitions(
         STEP,
         obs=np.stack([envs, np.full(len(envs), t)], axis=1),
         action=envs % 2,
@@ -369,7 +327,7 @@ def test_windows_are_those_of_a_plain_loop(
     expected, found = plain_windows(rewards, kinds, n, gamma), set()
     for t, (reward, kind) in enumerate(zip(rewards, kinds, strict=True)):
         truncated = np.array(kind) == TRUNCATED
-        for row in accumulator.add(step_rows(t, reward, kind, gamma), truncated):
+        for row in accumulator.add(step_of_all(t, reward, kind, gamma), truncated):
             env, first = (int(number) for number in row["obs"])
             assert (env, first) not in found  # each window once
             found.add((env, first))
@@ -391,21 +349,21 @@ def test_a_loaded_accumulator_goes_on_as_the_stored_one(
     rewards, kinds = life
     cut = data.draw(st.integers(0, len(rewards)))
     one, two = (NStepAccumulator(n, 0.9, len(rewards[0]), STEP) for _ in range(2))
-    two.pending["reward"], two.waiting[:], two.newest = 99, True, n - 1  # to be forgotten
+    two.windows["reward"], two.waiting[:], two.newest = 99, True, n - 1  # to be forgotten
     for t, (reward, kind) in enumerate(zip(rewards, kinds, strict=True)):
         if t == cut:
             two.load_state_dict(through_a_file(one.state_dict()))
-        rows, truncated = step_rows(t, reward, kind, 0.9), np.array(kind) == TRUNCATED
-        done = one.add(rows, truncated)
+        drawn, truncated = step_of_all(t, reward, kind, 0.9), np.array(kind) == TRUNCATED
+        done = one.add(drawn, truncated)
         if t >= cut:
-            assert np.array_equal(done, two.add(rows, truncated))
+            assert np.array_equal(done, two.add(drawn, truncated))
 
 
 def test_what_was_handed_out_does_not_change_later() -> None:
     accumulator = NStepAccumulator(3, 0.5, 1, STEP)
     kept, never = [], np.array([False])
     for t in range(9):
-        kept.append(accumulator.add(step_rows(t, [1.0], [ORDINARY], 0.5), never))
+        kept.append(accumulator.add(step_of_all(t, [1.0], [ORDINARY], 0.5), never))
     rewards = np.concatenate(kept)["reward"]
     assert rewards.tolist() == [1.75] * 7
 
@@ -419,3 +377,29 @@ def test_stored_steps_of_another_n_are_refused() -> None:
 def test_discrete_actions_are_stored_as_pytorch_wants_them() -> None:
     for dtype in (np.uint8, np.int32, np.int64):
         assert storage_dtype(gym.spaces.Discrete(3, dtype=dtype)) == (np.dtype(np.int64), ())
+
+
+# When to learn
+
+
+@given(st.integers(1, 7), st.integers(1, 9), st.integers(0, 40), st.integers(1, 3))
+def test_updates_are_due_once_for_each_interval(
+    num_envs: int, train_frequency: int, learning_starts: int, gradient_steps: int
+) -> None:
+    config = ReplayConfig(
+        num_envs=num_envs,
+        train_frequency=train_frequency,
+        learning_starts=learning_starts,
+        gradient_steps=gradient_steps,
+    )
+    steps = range(num_envs, 200, num_envs)
+    due = [updates_due(config, step) for step in steps]
+    learning = [step for step in steps if step > learning_starts]
+    first = learning[0] - num_envs  # the last step before learning
+    multiples = [step for step in range(first + 1, learning[-1] + 1) if step % train_frequency == 0]
+    assert sum(due) == gradient_steps * len(multiples)
+
+
+def test_a_batch_must_fit_into_the_buffer() -> None:
+    with pytest.raises(ValueError, match=r"'batch_size' \(64\) must not exceed 'buffer_size'"):
+        ReplayConfig(buffer_size=8)

@@ -1,0 +1,309 @@
+"""The law of the book, for every algorithm: the code that teaches is the code that trains."""
+
+import ast
+import copy
+import importlib
+import inspect
+import multiprocessing
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import assert_same
+from torch import Tensor, nn
+
+from rlbook.agent import Agent, UpdateResult, algorithms, chapter_modules
+from rlbook.run import train
+from rlbook.tangle import find_root
+
+ROOT = find_root(Path(__file__).parent)
+ALGORITHMS = {
+    name: agent_class
+    for name, agent_class in algorithms().items()
+    if agent_class.__module__.startswith("rlbook.")
+}
+
+# The smallest agents that learn: an update at each step, of all that they are made of.
+VECTOR: dict[str, Any] = {
+    "hidden": (8,),
+    "batch_size": 4,
+    "learning_starts": 8,
+    "train_frequency": 1,
+    "eval_every": 0,
+    "seed": 3,
+}
+SMALL: dict[str, dict[str, Any]] = {
+    "dqn": {**VECTOR, "n_step": 2, "num_envs": 2},
+    "drqn": {**VECTOR, "env_id": "rlbook/MaskedCartPole-v0", "chunk_length": 4, "lstm_units": 8},
+    "r2d2": {
+        **VECTOR,
+        "env_id": "rlbook/MaskedCartPole-v0",
+        "chunk_length": 6,
+        "burn_in": 2,
+        "overlap": 2,
+        "n_step": 2,
+        "lstm_units": 8,
+    },
+    "sac": {**VECTOR, "env_id": "Pendulum-v1"},
+    "redq": {
+        **VECTOR,
+        "env_id": "Pendulum-v1",
+        "num_critics": 3,
+        "gradient_steps": 2,
+        "policy_delay": 2,
+    },
+    "drqv2": {**VECTOR, "features": 4, "policy_delay": 1},
+}
+EVERY = pytest.mark.parametrize("name", list(ALGORITHMS))
+
+
+def make(name: str, **settings: Any) -> Agent:
+    """Make a small agent."""
+    return ALGORITHMS[name](**{**SMALL[name], **settings})
+
+
+def learned(agent: Agent, steps: int = 60) -> Agent:
+    """Let an agent learn, and return it."""
+    agent.learn(steps, progress=False)
+    assert agent.updates > 0
+    return agent
+
+
+def weights(agent: Agent) -> dict[str, Tensor]:
+    """Return the parameters of all networks by name."""
+    return {
+        f"{part}.{name}": parameter
+        for part in agent.parts
+        if isinstance(module := getattr(agent, part), nn.Module)
+        for name, parameter in module.state_dict().items()
+    }
+
+
+def test_every_algorithm_of_the_book_is_tried_here() -> None:
+    assert set(ALGORITHMS) == set(SMALL)
+
+
+# What is taught is what trains
+
+
+@EVERY
+def test_update_calls_the_losses_of_its_chapter_with_a_gradient(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = importlib.import_module(ALGORITHMS[name].__module__)
+    losses = [loss for loss in module.__all__ if loss.endswith("_loss")]
+    assert losses, f"{module.__name__} exports no loss"
+    calls: dict[str, int] = dict.fromkeys(losses, 0)
+
+    def counted(loss_name: str) -> Any:
+        function = getattr(module, loss_name)
+
+        def count(*arguments: Any, **keywords: Any) -> Any:
+            result = function(*arguments, **keywords)
+            loss = result[0] if isinstance(result, tuple) else result
+            assert loss.requires_grad, f"{loss_name} is called without a gradient"
+            calls[loss_name] += 1
+            return result
+
+        return count
+
+    for loss_name in losses:
+        monkeypatch.setattr(module, loss_name, counted(loss_name))
+    agent = learned(make(name))
+    before = dict(calls)
+    for _ in range(4):  # enough for delayed parts
+        agent.update(agent.sample())
+        agent.updates += 1
+    unused = [loss for loss in losses if calls[loss] == before[loss]]
+    assert not unused, f"{name}.update never calls {unused}"
+
+
+@EVERY
+def test_an_update_moves_every_network_that_learns(name: str) -> None:
+    agent = make(name)
+    before = copy.deepcopy(weights(agent))
+    learned(agent)
+    still = [key for key, value in weights(agent).items() if torch.equal(value, before[key])]
+    assert not [key for key in still if "scale" not in key]
+
+
+@EVERY
+def test_nothing_stands_between_an_algorithm_and_agent_but_an_algorithm(name: str) -> None:
+    for parent in ALGORITHMS[name].__mro__[1:]:
+        if parent is Agent:
+            break
+        assert parent in ALGORITHMS.values(), f"{parent.__name__} is not an algorithm"
+    assert Agent.__mro__[1:] == (Agent.__base__, object)  # ABC alone
+
+
+@EVERY
+def test_update_is_plain(name: str) -> None:
+    source = inspect.getsource(ALGORITHMS[name])
+    assert "inference_mode" not in source
+    for word in (".zero_grad()", ".backward()", ".step()", "polyak_update("):
+        owners = [inspect.getsource(c) for c in ALGORITHMS[name].__mro__ if c in ALGORITHMS.values()]
+        assert any(word in owner for owner in owners), f"{name} has no {word}"
+    returned = inspect.signature(ALGORITHMS[name].update).return_annotation
+    assert returned in (UpdateResult, "UpdateResult")
+
+
+@pytest.mark.parametrize("module", chapter_modules())
+def test_no_module_uses_a_private_name_of_pytorch(module: str) -> None:
+    source = (ROOT / "rlbook" / f"{module}.py").read_text()
+    private = re.findall(r"torch\.(?:\w+\.)*_\w+(?:\.\w+)*|torch\.ops\.aten\.\w+|inspect\.unwrap", source)
+    allowed = ["torch._dynamo.config.trace_autograd_ops"] if module == "agent" else []
+    assert private == allowed
+
+
+def test_no_class_has_one_child_and_is_never_made() -> None:
+    parents: dict[str, list[str]] = {}
+    text = ""
+    for path in sorted((ROOT / "rlbook").glob("*.py")):
+        source = path.read_text()
+        text += re.sub(r"class \w+\([^)]*\)", "", source)
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.ClassDef):
+                for base in node.bases:
+                    parents.setdefault(ast.unparse(base).split("[")[0], []).append(node.name)
+    ours = {node for children in parents.values() for node in children}
+    lonely = {
+        parent: children
+        for parent, children in parents.items()
+        if parent in ours and len(children) == 1 and not re.search(rf"\b{parent}\(", text)
+    }
+    # A user makes these: the settings and the class of an algorithm that another one extends.
+    made = {c.__name__ for c in ALGORITHMS.values()}
+    made |= {c.config_class.__name__ for c in ALGORITHMS.values()}
+    assert not {parent: children for parent, children in lonely.items() if parent not in made}
+
+
+# Agents are values
+
+
+@EVERY
+def test_a_copy_learns_as_the_original_would(name: str) -> None:
+    agent = learned(make(name))
+    twins = [copy.deepcopy(agent), pickle.loads(pickle.dumps(agent))]
+    middle = copy.deepcopy(weights(agent))
+    learned(agent)
+    assert any(not torch.equal(middle[key], value) for key, value in weights(agent).items())
+    for twin in twins:
+        learned(twin)
+        assert_same(agent.state_dict(), twin.state_dict())
+
+
+def learn_elsewhere(agent: Agent) -> Agent:
+    """Learn in another process and come back."""
+    torch.set_num_threads(1)
+    return learned(agent)
+
+
+def test_agents_go_to_another_process_and_come_back() -> None:
+    agents = [learned(make(name)) for name in ("dqn", "sac")]
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        back = pool.map(learn_elsewhere, agents)
+    for agent, returned in zip(agents, back, strict=True):
+        assert_same(learned(agent).state_dict(), returned.state_dict())
+        assert_same(learned(agent).state_dict(), learned(returned).state_dict())
+
+
+def test_a_copy_writes_nowhere(tmp_path: Path) -> None:
+    agent = make("dqn", run_dir=str(tmp_path / "a"), checkpoint_every=50)
+    learned(agent)
+    written = (tmp_path / "a" / "metrics.jsonl").read_bytes()
+    twin = learned(copy.deepcopy(agent))
+    assert twin.config.run_dir is None and twin.directory is None
+    assert (tmp_path / "a" / "metrics.jsonl").read_bytes() == written
+
+
+@EVERY
+def test_networks_can_be_cast_and_moved(name: str) -> None:
+    agent, other = make(name), make(name)
+    for part in agent.parts:
+        if isinstance(module := getattr(agent, part), nn.Module):
+            module.to("cpu").double().float()
+    assert_same(learned(agent).state_dict(), learned(other).state_dict())
+
+
+# One switch
+
+
+def compiled_agent(name: str, monkeypatch: pytest.MonkeyPatch, backend: str) -> Agent:
+    """Make an agent whose gradients are compiled by a backend."""
+    original = torch.compile
+
+    def compile_with(function: Any, **keywords: Any) -> Any:
+        return original(function, **keywords, backend=backend)
+
+    monkeypatch.setattr(torch, "compile", compile_with)
+    return make(name, compile=True)
+
+
+COMPILABLE = [name for name, agent_class in ALGORITHMS.items() if agent_class.compiled]
+
+
+def assert_close(one: Agent, two: Agent) -> None:
+    """Compare weights up to rounding."""
+    assert one.updates == two.updates
+    others = weights(two)
+    for key, value in weights(one).items():
+        torch.testing.assert_close(value, others[key], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", COMPILABLE)
+def test_compiled_and_eager_learn_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    eager = make(name)
+    before = copy.deepcopy(weights(eager))
+    compiled = compiled_agent(name, monkeypatch, "aot_eager")
+    for agent in (eager, compiled):
+        learned(agent, 30)
+    assert_close(eager, compiled)
+    moved = weights(compiled)
+    assert any(not torch.equal(before[key], value) for key, value in moved.items())
+
+
+@pytest.mark.parametrize("name", ["dqn", "sac"])
+def test_the_real_compiler_gives_the_same_weights(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eager, compiled = make(name), compiled_agent(name, monkeypatch, "inductor")
+    for agent in (eager, compiled):
+        learned(agent, 30)
+    assert_close(eager, compiled)
+
+
+def test_a_copy_of_a_compiled_agent_learns_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = learned(compiled_agent("dqn", monkeypatch, "aot_eager"), 30)
+    twin = copy.deepcopy(agent)
+    still = copy.deepcopy(weights(agent))
+    learned(twin, 30)
+    assert_same(weights(agent), still)  # the original was not touched
+    learned(agent, 30)
+    assert_same(agent.state_dict(), twin.state_dict())
+
+
+def test_a_compiled_run_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlbook.run import resume
+
+    kept = {"total_steps": 80, "checkpoint_every": 40}
+    compiled_agent("dqn", monkeypatch, "aot_eager")
+    whole = train(make("dqn", compile=True, run_dir=str(tmp_path / "a"), **kept), progress=False)
+    half = {**kept, "total_steps": 40, "run_dir": str(tmp_path / "b")}
+    train(make("dqn", compile=True, **half), progress=False)
+    resumed = resume(tmp_path / "b", total_steps=80, progress=False)
+    assert_same(whole.agent.state_dict(), resumed.agent.state_dict())
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in COMPILABLE])
+def test_recurrent_agents_say_that_compiling_is_not_for_them(name: str) -> None:
+    with pytest.raises(ValueError, match=f"'compile' is not for {name}"):
+        make(name, compile=True)
+
+
+def test_without_a_compiler_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ValueError, match=r"needs a C\+\+ compiler such as g\+\+"):
+        make("dqn", compile=True)
