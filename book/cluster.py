@@ -330,7 +330,7 @@ except ValueError as error:
 # from rlbook.progress import RunFailed
 # from rlbook.sweep import make_plan
 #
-# short = {"total_steps": 600, "warmup_steps": 200, "eval_every": 200, "checkpoint_every": 200}
+# short = {"total_steps": 600, "learning_starts": 200, "eval_every": 200, "checkpoint_every": 200}
 # (item,) = make_plan("dqn", {**short, "lr": 1e30}, {"too fast": {}}, [0], folder / "runs/fast")
 # said = []
 # for attempt in range(1 + RETRIES):

@@ -15,61 +15,51 @@
 # # Deep reinforcement learning, a sourcebook
 #
 # **A book that runs.** Each chapter builds one algorithm from nothing, with an example by hand before
-# each piece of code. Its cells are also a Python package, so what you read is what you import; and the
-# tests run every chapter, with asserts on the numbers that it shows.
+# each piece of code. Its cells are also a Python package: the code that teaches is the code that
+# trains. And the tests run every chapter, with asserts on the numbers that it shows.
 #
 # ![An arm that a DQN agent swings up](_static/agent_dqn.gif)
 # ![A pole that a DRQN agent balances without seeing speeds](_static/agent_drqn.gif)
 # ![A pendulum that a SAC agent swings up](_static/agent_sac.gif)
 # ![A point that a DrQ-v2 agent moves to its goal, from pixels](_static/agent_drqv2.gif)
 #
-# **For whom?** For students and engineers with a laptop and no GPU who want to see an idea work within
-# a minute, trust the numbers, and take the code into their own scripts.
+# Four agents that learned on a laptop: DQN swings up an arm, DRQN balances a pole whose speed it cannot
+# see, SAC swings up a pendulum, and DrQ-v2 moves a point to its goal from pixels.
 #
-# **In five minutes** you can train an agent and look at it. Each agent above was trained by a line like
-# the first, with its own algorithm and config, and drawn by the second, with seed 0:
+# **What you get**: the algorithms from DQN to DrQ-v2, explained from the first word; code that you can
+# import, in plain PyTorch; runs that can be stopped and resumed; and numbers that come from stored
+# results over several seeds, with the command that made each. It is made for students and engineers
+# with a laptop and no GPU.
 #
-# ```
-# rlbook train sac --config pendulum --run-dir runs/a    # a minute or two
-# rlbook watch runs/a --out agent.gif
-# ```
-#
-# Or read on: below, an agent learns in the page itself. Then [DQN](dqn.ipynb) is where the algorithms
-# start, and [the timeline](timeline.ipynb) shows what is built on what.
-
-# %% [markdown]
 # ## Five minutes
 #
-# In this very cell an agent learns to balance a pole. It plays at random at first; nobody tells it the
-# laws of motion. From Python, three lines do it: make an agent, let it learn, and `evaluate` or
-# `predict`.
+# Three lines train an agent to balance a pole on a cart. It pushes at random at first; nobody tells it
+# the laws of motion. `"cartpole"` names settings that come with the library.
 
 # %%
+from rlbook import DQN
+
+agent = DQN.from_config("cartpole", seed=1)
+result = agent.learn(20_000)
+
+# %% [markdown]
+# What happened? Every 2,500 steps the agent was evaluated: how many steps does it keep the pole up? An
+# episode ends after 500.
+
+# %% tags=["hide-input"]
 import os
 
 from matplotlib import pyplot as plt
 
 import rlbook
-from rlbook.dqn import DQN
 from rlbook.envs import make_env
 from rlbook.figures import COLORS, filmstrip, label_curves, use_style
 
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # draw without a screen
 use_style()
-agent = DQN("CartPole-v1", num_envs=4, n_step=10, tau=0.02, target_every=1, update_every=3,
-            observation_scale=(1, 1, 8, 1), epsilon_steps=10_000, epsilon_floor=0.1,
-            lr_decay_from=0.5, eval_every=2000, seed=0)
-result = agent.learn(20_000)
-
-# %% tags=["hide-input"]
-lines = [line for line in result.history if "eval_return_mean" in line]
+steps, returns = result.curve("eval_return_mean")
 figure, ax = plt.subplots(figsize=(6, 2.8))
-ax.plot(
-    [line["global_step"] for line in lines],
-    [line["eval_return_mean"] for line in lines],
-    color=COLORS["dqn"],
-    marker="o",
-)
+ax.plot(steps, returns, color=COLORS["dqn"], marker="o", label="DQN, one seed")
 ax.axhline(22, color=COLORS["random"], ls="--", label="pushing at random")
 label_curves(ax, ylabel="steps balanced, of 500")
 ax.set_ylim(0, 515)
@@ -77,9 +67,9 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# What it does now, in an episode that it has not seen, every 25 steps a picture:
+# And here is what it does now, in an episode that it has not seen, a picture every 25 steps:
 
-# %%
+# %% tags=["hide-input"]
 env = make_env("CartPole-v1", render_mode="rgb_array")
 obs, _ = env.reset(seed=7)
 frames = []
@@ -94,68 +84,58 @@ env.close()
 filmstrip(frames)
 
 # %% [markdown]
-# ## How to read
+# The same in a shell:
 #
-# You need Python with NumPy, enough PyTorch to read a training loop (tensors, modules, `backward`),
-# and to know what a derivative and an expected value are. You need no reinforcement learning: the
-# words are introduced where they are first needed, and the [glossary](glossary.ipynb) has them all.
-# If you would like a first book on the subject itself, read the opening chapters of Sutton and Barto
-# (2018) beside this one. What came when, and what is built on what, shows the
-# [timeline](timeline.ipynb).
+# ```
+# rlbook train dqn --config cartpole --run-dir runs/a
+# rlbook watch runs/a --out agent.gif
+# ```
 #
-# Read the foundations in order if you want to know how everything works, or go straight to an
-# algorithm and come back when a name is new: every name that a chapter imports from `rlbook.envs`,
-# say, is built in the chapter *Environments*, under the same name. So the imports of the library
-# say which chapter needs which, and the figure is drawn from them. A chapter needs those that an
-# arrow leads from, and what they need in turn. (What a function imports only when it is called is not
-# drawn, as most of what the command line needs.)
+# ## Where to go next
+#
+# **To learn**, start with [Basics](basics.ipynb): what an agent, a policy, a return and a value are, on a
+# world of a dozen states. Then read [Environments](envs.ipynb), [Replay](replay.ipynb) and
+# [DQN](dqn.ipynb), and go on along the arrows of the figure below. You need Python with NumPy, enough
+# PyTorch to read a training loop, and to know what a derivative and an expected value are. You need no
+# reinforcement learning.
+#
+# **To use** the library, look at the end of the chapter of your algorithm, *Using it*; the map at the end
+# of [Basics](basics.ipynb) says which algorithm is for which problem. [The command line](cli.ipynb) and
+# [Sweeps](sweep.ipynb) are the tools.
+#
+# **To contribute**, read [How the library works](tangle.ipynb), from the exporter to
+# [the agent](agent.ipynb) and [the run](run.ipynb); the README says how to add a chapter.
+#
+# The figure shows what a reader needs before each chapter:
 
 # %% tags=["hide-input"]
-import ast
-from pathlib import Path
-
-library = Path(rlbook.__file__).parent
-chapters = (library / "chapters.txt").read_text(encoding="utf-8").split()
-
-
-def needs(chapter: str) -> set[str]:
-    """Return the chapters from which the module of a chapter imports."""
-    tree = ast.parse((library / f"{chapter}.py").read_text(encoding="utf-8"))
-    found = [node.module for node in tree.body if isinstance(node, ast.ImportFrom) and node.module]
-    return {name.removeprefix("rlbook.") for name in found} & set(chapters) - {chapter}
-
-
-direct = {chapter: needs(chapter) for chapter in chapters}
-reached: dict[str, set[str]] = {}
-
-
-def all_needs(chapter: str) -> set[str]:
-    """Return what a chapter needs, and what that needs in turn."""
-    if chapter not in reached:
-        reached[chapter] = direct[chapter].union(*map(all_needs, direct[chapter]))
-    return reached[chapter]
+before = {  # chapter: what one should have read
+    "basics": (),
+    "envs": ("basics",),
+    "replay": ("envs",),
+    "dqn": ("replay",),
+    "drqn": ("dqn",),
+    "r2d2": ("drqn",),
+    "sac": ("dqn",),
+    "redq": ("sac",),
+    "pixels": ("replay",),
+    "drqv2": ("pixels", "sac"),
+}
 
 
 def depth(chapter: str) -> int:
     """Return the length of the longest way from the start of the book."""
-    return max((depth(name) + 1 for name in direct[chapter]), default=0)
+    return max((depth(name) + 1 for name in before[chapter]), default=0)
 
 
-columns: dict[int, list[str]] = {}
-for chapter in chapters:
-    columns.setdefault(depth(chapter), []).append(chapter)
-tallest = max(map(len, columns.values()))
-place = {
-    chapter: (x, (i + 0.5) * tallest / len(column))
-    for x, column in columns.items()
-    for i, chapter in enumerate(column)
-}
-figure, ax = plt.subplots(figsize=(8, 0.62 * tallest + 0.3))
-ax.set(xlim=(-0.5, max(columns) + 0.5), ylim=(tallest, 0))
+rows = {"basics": 1, "envs": 1, "replay": 1, "dqn": 1, "drqn": 0, "r2d2": 0, "sac": 1, "redq": 1,
+        "pixels": 2, "drqv2": 2}
+place = {chapter: (depth(chapter), rows[chapter]) for chapter in before}
+figure, ax = plt.subplots(figsize=(8, 2.4))
+ax.set(xlim=(-0.5, max(x for x, _ in place.values()) + 0.5), ylim=(2.6, -0.6))
 ax.axis("off")
-for chapter in chapters:
-    around = set().union(*(all_needs(name) for name in direct[chapter]))
-    for name in direct[chapter] - around:  # an arrow that others imply is left out
+for chapter, names in before.items():
+    for name in names:
         ax.annotate("", place[chapter], place[name], zorder=1, arrowprops={
             "arrowstyle": "-|>", "color": "#999999", "lw": 0.9, "shrinkA": 16, "shrinkB": 20})
 for chapter, (x, y) in place.items():
@@ -167,11 +147,11 @@ plt.show()
 
 # %% [markdown]
 # Each chapter on an algorithm has the same parts: a promise, the problem that it solves, the pieces
-# with numbers by hand, a live run of at most a minute and a half, a look inside the trained agent,
-# what each part buys over several seeds, what differs from the paper, and exercises, one of which is
-# a bug that somebody planted. The solutions are folded away.
+# with numbers by hand, the whole algorithm at a glance, a live run of at most a minute and a half, a
+# look inside the trained agent, what each part buys over several seeds, what differs from the paper,
+# and exercises, one of which is a planted bug. The solutions are folded away.
 #
-# The algorithms that this book has built so far:
+# The algorithms of this book:
 
 # %%
 for name, algorithm in rlbook.ALGORITHMS.items():
@@ -185,11 +165,12 @@ for name, algorithm in rlbook.ALGORITHMS.items():
 # |---|---|
 # | Read | this site, or the notebooks in `book/` on your code host |
 # | Experiment | `make lab` opens JupyterLab on the chapters |
-# | Import | `from rlbook.dqn import DQN` |
+# | Import | `from rlbook import DQN` |
 # | Shell | `rlbook train dqn --config cartpole --run-dir runs/a` |
 # | Test | `make test` runs the library's tests and every chapter |
 #
-# Symbols, shapes and what a *step* and a *return* are stand under [notation](notation.ipynb).
+# [Notation](notation.ipynb) lists symbols and shapes, the [glossary](glossary.ipynb) the words, and the
+# [timeline](timeline.ipynb) what came when.
 #
 # ## Reference
 #

@@ -42,18 +42,17 @@
 # |---|---|---|
 # | $V$, $V(s)$ | `value` | the discounted return to expect from a state |
 # | $Q$, $Q(s, a)$ | `q` | the same, if the first action is $a$; $Q_i$ is that of critic $i$ |
-# | $\theta$ | `network`, `online` | the weights that are trained |
-# | $\theta^-$, $Q^-$ | `target`, `next_q_target` | the weights of the target network, and its values |
+# | $\theta$ | `q_network`, `actor`, `critics` | the parameters that are trained |
+# | $\theta^-$, $Q^-$ | `target_network`, `next_q_target` | the parameters of the target network, and its values |
 # | $\tau$ | `tau` | the share by which the target network moves at each of its updates |
 # | $x$, $W$, $b$ | `x`, `weight`, `bias` | the input of a layer, its weights and its bias: $x \mapsto W x + b$ |
-# | $g$ | `slope` | the slope of a loss at the output of a layer |
-# | $h_t$, $c_t$ | `state` | what an LSTM says, and its cell, which is what it remembers |
+# | $h_t$, $c_t$ | `state` | the hidden state of an LSTM and its cell |
 # | $z^f$, $z^i$, $z^o$, $U$ | | the gates of an LSTM (forget, input, output), and its weights for $h_{t-1}$ |
 # | $f$ | `encoder` | the network that turns an image into features |
 # | $\pi(a \mid s)$ | `actor` | a policy: the probability, or the density, of an action |
 # | $\mu$, $\sigma$ | `mean`, `std` | the mean and the spread of a Gaussian policy before it is squashed, or of noise |
 # | $u$ | `u`, `unbounded` | the action before it is squashed: $a = \tanh u$ |
-# | $\alpha$ | `alpha` | the temperature: what entropy is worth |
+# | $\alpha$ | `alpha` | the entropy coefficient (temperature) |
 # | $\bar{\mathcal H}$ | `target_entropy` | the entropy that the temperature aims at |
 # | $N$, $M$ | `num_critics`, `subset_size` | critics of an ensemble, and those that make one target |
 #
@@ -65,10 +64,10 @@
 # | $\delta$ | `td_error` | the TD error, $Q(s, a) - y$ |
 # | $L$ | `loss` | a loss; $L_\pi$ is that of an actor, $L_\alpha$ that of the temperature |
 # | $B$ | `batch_size` | the size of a batch |
-# | $m_{t,b}$ | `mask` | 1 for a step that counts, 0 for padding; $b$ is the place in the batch |
-# | $\varepsilon$, $T_\varepsilon$ | `epsilon`, `epsilon_steps` | the probability of a random action, and the steps in which it falls |
+# | $m_{t,b}$ | `mask` | 1 for a step that counts, 0 for padding; $b$ is the index in the batch |
+# | $\varepsilon$, $T_\varepsilon$ | `epsilon`, `epsilon_decay_steps` | the probability of a random action, and the steps in which it falls |
 # | $p_i$, $\eta$ | `priorities`, `eta` | the priority of chunk $i$, and the share of the largest TD error in it |
-# | $P(i)$, $w_i$ | `weights` | the chance that chunk $i$ is drawn, and its importance weight |
+# | $P(i)$, $w_i$ | `weights` | the probability that chunk $i$ is sampled, and its importance weight |
 # | $\beta$ | `beta` | the power of an importance weight |
 # | $\Delta y$, $\Delta x$ | | the corner, down and to the right, at which a padded image is cut |
 # | $\lambda$ | `penalty` | what a large action costs before it is squashed |
@@ -92,7 +91,6 @@
 # | letter | above it is | but also |
 # |---|---|---|
 # | $\alpha$ | the temperature (SAC, REDQ) | the learning rate of a table (Environments, DQN); the power of a priority (R2D2) |
-# | $\delta$ | the TD error | the slope $g$ at the output of a layer, where critics learn by hand (Ensembles) |
 # | $\epsilon$ | a draw of Gaussian noise (SAC) | the small constant of R2D2's value rescaling |
 # | $\sigma$ | a spread | the logistic function inside an LSTM (DRQN) |
 # | $\pi$ | a policy | the number 3.14… in a Gaussian density |
@@ -100,7 +98,7 @@
 # | $N$ | the critics of an ensemble (REDQ) | the chunks in a buffer (R2D2) |
 # | $n$ | the steps of a return | the size of a sample; how often an action was tried (The agent) |
 # | $p$ | a priority (R2D2) | the padding around an image (DrQ-v2) |
-# | $b$ | the bias of a layer | the place in a batch |
+# | $b$ | the bias of a layer | the index in a batch |
 # | $s$, $t$ | a state, a time | in statistics, those of the table before; $s$ is also the number of a run (Environments) |
 #
 # The letters $i$ and $j$ count whatever stands beside them; $d$, $e$, $\rho$ and $R$ mean what the

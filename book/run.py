@@ -852,7 +852,7 @@ def resume(
 # A short run in memory, without any files, to see the lines that it keeps:
 
 # %%
-result = DQN("CartPole-v1", num_envs=4, seed=0, warmup_steps=500, eval_every=1000).learn(2000)
+result = DQN("CartPole-v1", num_envs=4, seed=0, learning_starts=500, eval_every=1000).learn(2000)
 for line in result.history[-3:]:
     print({name: round(value, 3) for name, value in line.items()})
 

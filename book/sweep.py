@@ -170,7 +170,7 @@ def grid(words: Sequence[str]) -> Variants:
 print(grid(["lr=1e-3,3e-4", "hidden=[64],[64,64]"]))
 
 # %% [markdown]
-# Ablations have better names than `tau=1.0, target_every=1`, and stand in a file:
+# Ablations have better names than `tau=1.0, target_update_interval=1`, and stand in a file:
 #
 # ```yaml
 # algo: dqn
@@ -178,7 +178,7 @@ print(grid(["lr=1e-3,3e-4", "hidden=[64],[64,64]"]))
 # seeds: 10
 # variants:
 #   all parts: {}
-#   no target network: {tau: 1.0, target_every: 1}
+#   no target network: {tau: 1.0, target_update_interval: 1}
 #   1-step returns: {n_step: 1}
 # ```
 #
@@ -467,8 +467,8 @@ def run_item(item: Item) -> Outcome:
 
 # %%
 settings = {
-    **{"env_id": "CartPole-v1", "total_steps": 1_500, "warmup_steps": 200, "epsilon_steps": 800},
-    **{"eval_every": 500, "eval_episodes": 5, "checkpoint_every": 500, "update_every": 8},
+    **{"env_id": "CartPole-v1", "total_steps": 1_500, "learning_starts": 200, "epsilon_decay_steps": 800},
+    **{"eval_every": 500, "eval_episodes": 5, "checkpoint_every": 500, "train_frequency": 8},
 }
 item = make_plan("dqn", settings, {"dqn": {}}, [0], folder / "one")[0]
 for call in ("first", "second"):
@@ -622,7 +622,7 @@ class Report:
     def show(self) -> None:
         """Move the bar, once a second at most."""
         if time.perf_counter() - self.shown > 1:
-            self.bar.step(self.steps(), None)
+            self.bar.step(self.steps(), {})
             self.shown = time.perf_counter()
 
     def end(self, item: Item, why: str) -> None:

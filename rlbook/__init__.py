@@ -1,18 +1,13 @@
 """A sourcebook of deep reinforcement learning: read as notebooks, imported, run from the shell."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium as gym
+import lazy_loader
 
-import rlbook.envs  # noqa: F401  registers the environments of the book
-
-if TYPE_CHECKING:
-    from rlbook.agent import Agent, load
-
-    ALGORITHMS: dict[str, type[Agent]]
+import rlbook.envs  # registers the environments of the book
 
 __version__ = "0.1.0"
-__all__ = ["ALGORITHMS", "__version__", "load"]
 
 # Those drawn in pixels are registered by name alone: their module imports torch.
 for _name, _maker, _limit in (
@@ -23,20 +18,15 @@ for _name, _maker, _limit in (
     if f"rlbook/{_name}-v0" not in gym.registry:
         gym.register(f"rlbook/{_name}-v0", f"rlbook.pixels:{_maker}", max_episode_steps=_limit)
 
+# What __init__.pyi lists is imported when it is asked for: torch takes a second.
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__all__ += ["ALGORITHMS", "__version__"]
+
 
 def __getattr__(name: str) -> Any:
-    """Import torch and the algorithms only when they are asked for."""
-    if name == "load":
-        from rlbook.agent import load
-
-        return load
+    """Import a name of the library, or the table of all algorithms."""
     if name == "ALGORITHMS":
         from rlbook.agent import algorithms
 
         return algorithms()
-    raise AttributeError(f"module 'rlbook' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    """List the lazy names too."""
-    return sorted({*globals(), *__all__})
+    return _load(name)

@@ -435,7 +435,7 @@ class Report:
     def show(self) -> None:
         """Move the bar, once a second at most."""
         if time.perf_counter() - self.shown > 1:
-            self.bar.step(self.steps(), None)
+            self.bar.step(self.steps(), {})
             self.shown = time.perf_counter()
 
     def end(self, item: Item, why: str) -> None:

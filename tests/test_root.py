@@ -1,0 +1,58 @@
+"""The root package: every public name of the algorithms, imported when it is asked for."""
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import rlbook
+from rlbook.agent import algorithms
+
+MODULES = sorted({c.__module__ for c in algorithms().values() if c.__module__.startswith("rlbook.")})
+
+
+@pytest.mark.parametrize("module", ["rlbook.replay", *MODULES])
+def test_every_public_name_is_in_the_root(module: str) -> None:
+    chapter = importlib.import_module(module)
+    missing = [name for name in chapter.__all__ if name not in rlbook.__all__]
+    assert not missing, f"add to rlbook/__init__.pyi: {missing}"
+    for name in chapter.__all__:
+        assert getattr(rlbook, name) is getattr(chapter, name), f"{name} is that of another chapter"
+        assert name in dir(rlbook)
+
+
+def test_each_algorithm_has_its_class_settings_and_trainer() -> None:
+    for name, agent_class in rlbook.ALGORITHMS.items():
+        if not agent_class.__module__.startswith("rlbook."):
+            continue  # one that another test has defined
+        assert getattr(rlbook, agent_class.__name__) is agent_class
+        assert getattr(rlbook, agent_class.config_class.__name__) is agent_class.config_class
+        assert callable(getattr(rlbook, f"train_{name}"))
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="DQM"):
+        rlbook.DQM  # noqa: B018
+
+
+def test_nothing_heavy_is_imported_before_it_is_asked_for() -> None:
+    code = "import sys, rlbook; assert 'torch' not in sys.modules; rlbook.DQN; 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_type_checker_knows_the_names(tmp_path: Path) -> None:
+    script = tmp_path / "user.py"
+    script.write_text(
+        "from rlbook import DQN, DQNConfig, train_dqn\n"
+        "import rlbook\n"
+        "reveal_type(train_dqn(DQNConfig(seed=1)).agent)\n"
+        "reveal_type(rlbook.DQN.from_config('cartpole'))\n"
+        "rlbook.NoSuchName\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--no-error-summary", str(script)]
+    said = subprocess.run(command, capture_output=True, text=True).stdout
+    assert 'Revealed type is "rlbook.agent.Agent"' in said
+    assert 'Revealed type is "rlbook.dqn.DQN"' in said
+    assert said.count("error:") == 1 and "NoSuchName" in said
