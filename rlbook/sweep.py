@@ -243,7 +243,7 @@ def read_outcome(run_dir: str | Path) -> Outcome | None:
     if not note.get("finished") or not (folder / "config.yaml").exists():
         return None
     try:
-        lines = [line for line in RunDirectory(folder).read_metrics() if "eval_return_mean" in line]
+        lines = [line for line in RunDirectory(folder).metrics.read() if "eval_return_mean" in line]
         returns = [short(line["eval_return_mean"]) for line in lines]
         steps = [int(line["global_step"]) for line in lines]
     except (OSError, ValueError, KeyError, TypeError):
