@@ -585,7 +585,7 @@ print(f"expected minimum: {said[0][subsets].amin(dim=1).mean():.3f}, by hand {10
 #
 # agent = REDQ("Pendulum-v1", hidden=(32, 32), batch_size=64, learning_starts=64)
 # agent.learn(64, progress=False)
-# batch, noise, chosen = agent.sample(), agent.make_noise(64), agent.choose_critics()
+# batch, noise, chosen = agent.sample(), agent.sample_noise(64), agent.choose_critics()
 # parameters = list(agent.critics.parameters())
 # mine = torch.autograd.grad(my_critic_loss(agent, batch, noise, chosen), parameters)
 # agent.critic_gradients(batch, noise, chosen)
@@ -599,9 +599,9 @@ print(f"expected minimum: {said[0][subsets].amin(dim=1).mean():.3f}, by hand {10
 # ## Use it
 #
 # ```python
-# from rlbook.redq import REDQ
+# from rlbook import REDQ
 #
-# agent = REDQ("Pendulum-v1", hidden=(64, 64), num_critics=5, gradient_steps=5, policy_delay=1)
+# agent = REDQ.from_config("pendulum")
 # agent.learn(2_500)
 # agent.evaluate(episodes=20).mean
 # ```

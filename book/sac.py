@@ -651,8 +651,8 @@ class SAC(Agent):
         (inputs,), (actions,) = self.observation_space.shape, self.action_space.shape
         return Critics(inputs, actions, self.config.hidden, self.config.num_critics)
 
-    def make_noise(self, count: int) -> Tensor:
-        """Draw standard normal noise (count, action dimensions) from the agent's generator."""
+    def sample_noise(self, count: int) -> Tensor:
+        """Sample standard normal noise (count, action dimensions) from the agent's generator."""
         shape = (count, *self.action_space.shape)
         noise = self.generator.standard_normal(shape, dtype=np.float32)
         return torch.from_numpy(noise).to(self.device)
@@ -667,7 +667,7 @@ class SAC(Agent):
         else:
             tensor = torch.as_tensor(obs, dtype=torch.float32, device=self.device)
             mean, log_std = self.actor(tensor)
-            u = mean + log_std.exp() * self.make_noise(len(obs)) if explore else mean
+            u = mean + log_std.exp() * self.sample_noise(len(obs)) if explore else mean
             action = u.tanh().cpu().numpy()
         return self.scale.to_env(action), state
 
@@ -725,14 +725,14 @@ class SAC(Agent):
     def update(self, batch: Batch) -> UpdateResult:
         """Update the critics and, when it is due, the actor and the entropy coefficient."""
         self.critic_optimizer.zero_grad()
-        next_noise = self.make_noise(len(batch.reward))
+        next_noise = self.sample_noise(len(batch.reward))
         metrics = self.critic_gradients(batch, next_noise, self.choose_critics())
         self.critic_optimizer.step()
 
         if (self.updates + 1) % self.config.policy_delay == 0:
             self.actor_optimizer.zero_grad()
             self.alpha_optimizer.zero_grad()
-            metrics |= self.actor_gradients(batch.obs, self.make_noise(len(batch.reward)))
+            metrics |= self.actor_gradients(batch.obs, self.sample_noise(len(batch.reward)))
             self.actor_optimizer.step()
             if self.config.learn_alpha:
                 self.alpha_optimizer.step()
@@ -1048,7 +1048,7 @@ buggy_target(terminated=torch.tensor([False, True]), **two)
 # def my_update(agent: SAC, batch: Batch) -> None:
 #     alpha = agent.temperature.log_alpha.exp().detach()
 #     with torch.no_grad():
-#         noise = agent.make_noise(len(batch.reward))
+#         noise = agent.sample_noise(len(batch.reward))
 #         next_action, next_log_prob = sample_action(agent.actor, batch.next_obs, noise)
 #         next_q = agent.target_critics(batch.next_obs, next_action).min(dim=1).values
 #         next_value = next_q - alpha * next_log_prob
@@ -1059,7 +1059,7 @@ buggy_target(terminated=torch.tensor([False, True]), **two)
 #     loss.backward()
 #     agent.critic_optimizer.step()
 #
-#     noise = agent.make_noise(len(batch.reward))
+#     noise = agent.sample_noise(len(batch.reward))
 #     action, log_prob = sample_action(agent.actor, batch.obs, noise)
 #     q = agent.critics(batch.obs, action).min(dim=1).values
 #     loss = (alpha * log_prob - q).mean()
@@ -1139,10 +1139,10 @@ buggy_target(terminated=torch.tensor([False, True]), **two)
 # ## Use it
 #
 # ```python
-# from rlbook.sac import SAC
+# from rlbook import SAC
 #
-# agent = SAC("Pendulum-v1", hidden=(64, 64), lr=1e-3, batch_size=128, learning_starts=250, tau=0.01)
-# agent.learn(5_000)
+# agent = SAC.from_config("pendulum")
+# agent.learn(10_000)
 # agent.evaluate(episodes=20).mean
 # ```
 #

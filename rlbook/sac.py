@@ -270,8 +270,8 @@ class SAC(Agent):
         (inputs,), (actions,) = self.observation_space.shape, self.action_space.shape
         return Critics(inputs, actions, self.config.hidden, self.config.num_critics)
 
-    def make_noise(self, count: int) -> Tensor:
-        """Draw standard normal noise (count, action dimensions) from the agent's generator."""
+    def sample_noise(self, count: int) -> Tensor:
+        """Sample standard normal noise (count, action dimensions) from the agent's generator."""
         shape = (count, *self.action_space.shape)
         noise = self.generator.standard_normal(shape, dtype=np.float32)
         return torch.from_numpy(noise).to(self.device)
@@ -286,7 +286,7 @@ class SAC(Agent):
         else:
             tensor = torch.as_tensor(obs, dtype=torch.float32, device=self.device)
             mean, log_std = self.actor(tensor)
-            u = mean + log_std.exp() * self.make_noise(len(obs)) if explore else mean
+            u = mean + log_std.exp() * self.sample_noise(len(obs)) if explore else mean
             action = u.tanh().cpu().numpy()
         return self.scale.to_env(action), state
 
@@ -344,14 +344,14 @@ class SAC(Agent):
     def update(self, batch: Batch) -> UpdateResult:
         """Update the critics and, when it is due, the actor and the entropy coefficient."""
         self.critic_optimizer.zero_grad()
-        next_noise = self.make_noise(len(batch.reward))
+        next_noise = self.sample_noise(len(batch.reward))
         metrics = self.critic_gradients(batch, next_noise, self.choose_critics())
         self.critic_optimizer.step()
 
         if (self.updates + 1) % self.config.policy_delay == 0:
             self.actor_optimizer.zero_grad()
             self.alpha_optimizer.zero_grad()
-            metrics |= self.actor_gradients(batch.obs, self.make_noise(len(batch.reward)))
+            metrics |= self.actor_gradients(batch.obs, self.sample_noise(len(batch.reward)))
             self.actor_optimizer.step()
             if self.config.learn_alpha:
                 self.alpha_optimizer.step()

@@ -95,7 +95,7 @@ def test_loss_is_that_of_numpy(critics: int, subset: int) -> None:
 def test_target_is_the_minimum_of_the_chosen_critics() -> None:
     agent = REDQ(**SMALL)
     agent.learn(64, progress=False)
-    batch, noise = agent.sample(), agent.make_noise(32)
+    batch, noise = agent.sample(), agent.sample_noise(32)
     targets = []
     for chosen in ([0, 1], [2, 3], [0, 1, 2, 3]):
         metrics = agent.critic_gradients(batch, noise, torch.tensor(chosen))
@@ -129,7 +129,7 @@ def test_actor_maximises_the_mean_of_all_critics() -> None:
 
 def test_every_critic_of_the_ensemble_teaches_the_actor() -> None:
     agent = REDQ(**SMALL)
-    obs, noise = torch.randn(32, 3), agent.make_noise(32)
+    obs, noise = torch.randn(32, 3), agent.sample_noise(32)
     agent.actor_gradients(obs, noise)
     first = [parameter.grad.clone() for parameter in agent.actor.parameters()]
     for i in range(agent.config.num_critics):

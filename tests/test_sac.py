@@ -367,7 +367,7 @@ def test_gradients_are_those_of_the_equations(agent_class: type[SAC]) -> None:
     agent = agent_class("Pendulum-v1", **SMALL, initial_alpha=0.2)
     agent.learn(64, progress=False)
     batch, alpha = agent.sample(), agent.temperature().detach()
-    next_noise, noise = agent.make_noise(32), agent.make_noise(32)
+    next_noise, noise = agent.sample_noise(32), agent.sample_noise(32)
     chosen = agent.choose_critics()
 
     def sample(obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
