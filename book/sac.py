@@ -12,58 +12,43 @@
 # ---
 
 # %% [markdown]
-# # SAC
+# # SAC: continuous actions
 #
-# An arm has no list of actions to choose from: it turns a joint by 0.31 or by 0.32. In this
-# chapter you build *soft actor-critic*, which learns such actions: a network proposes a whole
-# distribution over them, two critics judge what it proposes, and a thermostat keeps it as random
-# as it can afford to be. At the end it swings up a pendulum, and the library gains `SAC`, its loss
-# and its settings.
-#
-# | | |
-# |---|---|
-# | papers | Haarnoja et al. 2018, *Soft Actor-Critic* and *… Algorithms and Applications* |
-# | observations | vectors |
-# | actions | a box of real numbers, any finite bounds |
-# | kind | off-policy: it learns from a replay buffer |
-# | same as [DQN](dqn.ipynb) | replay, bootstrapped targets, target networks that follow slowly |
-# | from [ensemble](ensemble.ipynb) | the networks, with their backward pass |
-# | different from DQN | an actor instead of `argmax`; the smaller of two critics; entropy |
-#
-# This is where we are going: five seeds of the code below, with the command that made them.
+# A motor has no list of actions to choose from: it can push with 0.31 or with 0.32. In this chapter
+# you build *soft actor-critic* (SAC), which learns such actions. One network, the actor, outputs a
+# whole distribution over actions. Two others, the critics, estimate what an action is worth. And a
+# learned coefficient keeps the policy as random as you ask. At the end it swings up a pendulum and
+# holds it there; the figure shows five runs of it.
 
-# %%
+# %% tags=["hide-input"]
 #| export
 import copy
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from itertools import pairwise
+from typing import Annotated, Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
+from torch.optim import Adam
 
-from rlbook.agent import Agent, Transition, UpdateResult
-from rlbook.dqn import Adam, check_batch_fits, check_shapes
-from rlbook.ensemble import Ensemble, Trace
+from rlbook.agent import Agent, Metrics, Transition, UpdateResult
+from rlbook.dqn import MLP, check_shapes, polyak_update
 from rlbook.envs import derive_seed
 from rlbook.replay import (
     Batch,
-    DrawnBatches,
     ReplayBuffer,
-    make_rows,
+    ReplayConfig,
+    make_transitions,
     to_batch,
     transition_dtype,
 )
 from rlbook.run import RunResult, train
-from rlbook.settings import Config, setting
+from rlbook.settings import Config
 
-# %% [markdown]
-# The cells that are not part of the library need a little more.
-
-# %%
+# %% tags=["hide-input"]
 import os
 import time
 from pathlib import Path
@@ -89,23 +74,35 @@ os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # draw without a screen
 use_style()
 RESULTS = Path("results")
 
-# %%
+# %% tags=["hide-input"]
 stored = load_result(RESULTS / "sac_pendulum.json")
 fig, ax = plt.subplots()
 plot_result(ax, stored)
 ax.axhline(-157, color=COLORS["reference"], linestyle="--", linewidth=1)
 ax.annotate("RL Zoo, one run, 20,000 steps", (10_000, -157), (0, 5), ha="right",
             textcoords="offset points")
+plt.show()
 print(made_by(stored))
-print("return at the end, seed by seed:", [round(x) for x in stored["runs"]["SAC"]["final"]])
+final = np.array(stored["runs"]["SAC"]["final"])
+print("last evaluation of each of five seeds:", *final.round().astype(int))
+assert final.min() >= -200
 
 # %% [markdown]
-# Every seed swings the pole up and holds it there, after half of the steps of RL Zoo's run.
+# Every seed swings the pole up and holds it there, within half of the steps of RL Zoo's run.
+#
+# | | |
+# |---|---|
+# | Papers | Haarnoja et al. 2018, *Soft Actor-Critic* and *Soft Actor-Critic Algorithms and Applications* |
+# | Observations | vectors |
+# | Actions | continuous, with finite bounds |
+# | Learns | off-policy, from replay |
+# | Same as [DQN](dqn.ipynb) | replay, bootstrapped targets, target networks |
+# | Different from DQN | an actor in place of `argmax`; the smaller of two critics; a bonus for entropy |
 #
 # ## The problem
 #
-# DQN gives each action an output, and acts by looking for the largest. With a continuous action
-# there is nothing to look through, and DQN says so:
+# DQN has one output for each action, and acts by looking for the largest. With continuous actions
+# there is no list to search, and DQN says so:
 
 # %%
 try:
@@ -114,31 +111,32 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# The way out is to chop each joint into a few levels. For one joint that works. For $d$ joints of
-# five levels it takes $5^d$ outputs, and each of them has to be tried. `Aim` is the smallest
-# environment that shows it: you see a point, and the reward says how far your action was from it,
-# $r = -\operatorname{mean}_i (a_i - x_i)^2$. Playing at random scores $-\tfrac23$, since a
-# difference of two uniform numbers in $[-1, 1]$ has the variance $\tfrac13 + \tfrac13$ (with five
-# levels $-\tfrac56$, since those have the variance $\tfrac12$).
+# One way out is to cut each action dimension into a few levels. For one dimension that works. For
+# $d$ dimensions of five levels it takes $5^d$ outputs, and the agent has to try each of them. `Aim`
+# is the smallest environment that shows it. You see a point $x$, and the reward says how far your
+# action was from it: $r = -\operatorname{mean}_i (a_i - x_i)^2$. Random actions score $-\tfrac23$,
+# since the difference of two uniform numbers in $[-1, 1]$ has the variance $\tfrac13 + \tfrac13$.
+# (With five levels it is $-\tfrac56$, since those have the variance $\tfrac12$.)
 
 # %%
 class Aim(gym.Env[np.ndarray, Any]):
-    """One step: answer a point with the same point; `levels` chops each joint."""
+    """One step: answer a point with the same point; `levels` cuts each dimension into a few."""
 
-    def __init__(self, joints: int, levels: int = 0) -> None:
-        self.observation_space = gym.spaces.Box(-1, 1, (joints,))
-        whole, chopped = gym.spaces.Box(-1, 1, (joints,)), gym.spaces.Discrete(levels**joints or 1)
-        self.joints, self.levels = joints, levels
-        self.action_space = chopped if levels else whole
+    def __init__(self, dimensions: int, levels: int = 0) -> None:
+        self.dimensions, self.levels = dimensions, levels
+        self.observation_space = gym.spaces.Box(-1, 1, (dimensions,))
+        self.action_space = gym.spaces.Box(-1, 1, (dimensions,))
+        if levels:
+            self.action_space = gym.spaces.Discrete(levels**dimensions)
 
     def reset(self, **keywords: Any) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=keywords.get("seed"))
-        self.goal = self.np_random.uniform(-1, 1, self.joints).astype(np.float32)
+        self.goal = self.np_random.uniform(-1, 1, self.dimensions).astype(np.float32)
         return self.goal, {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         if self.levels:
-            digits = np.unravel_index(action, (self.levels,) * self.joints)
+            digits = np.unravel_index(action, (self.levels,) * self.dimensions)
             action = np.linspace(-1, 1, self.levels)[list(digits)]
         return self.goal, -float(np.mean((action - self.goal) ** 2)), True, False, {}
 
@@ -146,91 +144,84 @@ class Aim(gym.Env[np.ndarray, Any]):
 gym.register("Aim-v0", lambda **keywords: Aim(**keywords), disable_env_checker=True)
 
 # %%
-JOINTS, AIM_STEPS = (1, 5), 1_000
-AIM: dict[str, Any] = {"hidden": (64, 64), "lr": 1e-3, "batch_size": 64, "warmup_steps": 100,
+DIMENSIONS, AIM_STEPS = (1, 5), 1_000
+AIM: dict[str, Any] = {"hidden": (64, 64), "lr": 1e-3, "batch_size": 64, "learning_starts": 100,
                        "gamma": 0.0, "eval_every": 0}
 
 
-def aim_with_dqn(joints: int, seed: int = 0) -> float:
-    """Return what DQN scores with five levels for each joint."""
-    chopped = {"joints": joints, "levels": 5}
-    agent = DQN("Aim-v0", env_kwargs=chopped, seed=seed, update_every=1, epsilon_steps=500, **AIM)
+def aim_with_dqn(dimensions: int, seed: int = 0) -> float:
+    """Return what DQN scores with five levels for each dimension."""
+    agent = DQN("Aim-v0", env_kwargs={"dimensions": dimensions, "levels": 5}, seed=seed,
+                train_frequency=1, epsilon_decay_steps=500, **AIM)
     agent.learn(AIM_STEPS, progress=False)
     return agent.evaluate(episodes=200).mean
 
 
-dqn_scores = [aim_with_dqn(joints) for joints in JOINTS]
-for joints, score in zip(JOINTS, dqn_scores, strict=True):
-    print(f"DQN, joints: {joints}, actions: {5**joints:5,}, score: {score:.3f}")
+dqn_scores = [aim_with_dqn(dimensions) for dimensions in DIMENSIONS]
+for dimensions, score in zip(DIMENSIONS, dqn_scores, strict=True):
+    print(f"DQN, {dimensions} dimensions, {5**dimensions:5,} actions: {score:.3f}")
 assert dqn_scores[0] > -0.1 and dqn_scores[-1] < -0.5
 
 # %% [markdown]
-# With one joint DQN is about as good as five levels can be: the nearest level is off by at most a
-# quarter, $-\tfrac1{48} \approx -0.02$ on average. With five joints it has three outputs for every
-# step that it took. Most of them it has never tried, and their values are the noise that the
-# network started with; the largest of 3,125 noises is what it plays, and that is no better than
-# chance. A robot has ten joints and more. Keep these numbers: SAC gets the same steps below.
+# With one dimension DQN is about as good as five levels can be: the nearest level is off by at most a
+# quarter, $-\tfrac1{48} \approx -0.02$ on average. With five dimensions it has three outputs for every
+# step that it took. Most actions it has never tried, so their values are still those of a random
+# network; it plays the largest of 3,125 random numbers, which is no better than chance. A robot has
+# ten action dimensions and more. Remember these scores: SAC gets the same number of steps below.
 
 # %% [markdown]
-# ## The squashed Gaussian
+# ## The actor: a squashed Gaussian
 #
-# The actor answers an observation with a bell curve: a mean and a standard deviation for each
-# joint. To act, draw standard normal noise $\epsilon$ and shift and stretch it,
-# $u = \mu + \sigma\epsilon$. Bounds are kept by squashing, $a = \tanh u$, which lies between −1
-# and 1. And because noise comes in from outside, the action is a smooth function of $\mu$ and
-# $\sigma$: a gradient with respect to the action can go on into the network. (This is the
-# *reparameterisation trick*.)
+# The actor maps an observation to a Gaussian: a mean $\mu$ and a standard deviation $\sigma$ for each
+# action dimension. To sample an action, take standard normal noise $\epsilon$, shift and scale it,
+# $u = \mu + \sigma\epsilon$, and squash it into the bounds, $a = \tanh u$. Because the noise comes from
+# outside, the action is a differentiable function of $\mu$ and $\sigma$, so a gradient with respect to
+# the action can flow back into the network. This is the *reparameterisation trick*.
 #
-# SAC also needs the density of what it drew. Squashing moves probability closer together by the
-# slope of tanh, so the density is divided by that slope, and its log is
+# SAC also needs the log-probability of the action that it sampled (strictly, the log of its density).
+# Squashing changes a density by the derivative of tanh, so its log is the Gaussian's minus the *log-det
+# of tanh*, summed over the dimensions:
 #
-# $$\log \pi(a) = \sum_i \Bigl[-\tfrac12 \epsilon_i^2 - \log \sigma_i - \tfrac12 \log 2\pi
-# - \log\bigl(1 - \tanh^2 u_i\bigr)\Bigr].$$
+# $$\log \pi(a \mid s) = \sum_i \Bigl[-\tfrac12 \epsilon_i^2 - \log \sigma_i - \tfrac12 \log 2\pi
+# - \log\bigl(1 - \tanh^2 u_i\bigr)\Bigr]$$
 #
-# The last term is where implementations break. In 32 bits $\tanh(10)$ is exactly 1, and
-# $\log(1 - 1)$ is $-\infty$. But $1 - \tanh^2 u = 4 / (e^u + e^{-u})^2$, whose log is
-# $2\,(\log 2 - u - \operatorname{softplus}(-2u))$: the same number, with nothing to cancel.
+# Many implementations break in the last term. In 32 bits $\tanh(10)$ is exactly 1, and $\log(1 - 1)$
+# is $-\infty$. But $1 - \tanh^2 u = 4 / (e^u + e^{-u})^2$, whose log is
+# $2\,(\log 2 - u - \operatorname{softplus}(-2u))$: the same number, and nothing cancels.
 #
-# By hand: with $\mu = 0$, $\sigma = 1$ and $\epsilon = 1$, $u = 1$ and $a = 0.7616$. The normal
-# part is $-0.5 - 0.9189 = -1.4189$, the log of the slope $\log(1 - 0.5800) = -0.8676$, and
+# By hand: with $\mu = 0$, $\sigma = 1$ and $\epsilon = 1$, $u = 1$ and $a = 0.7616$. The Gaussian gives
+# $-0.5 - 0.9189 = -1.4189$, the log-det is $\log(1 - 0.5800) = -0.8676$, and
 # $\log \pi = -1.4189 + 0.8676 = -0.5513$.
 
 # %%
 #| export
-LOG_STD = -20.0, 2.0  # the narrowest and the widest bell that the actor may propose
-
-
-def log_slope(u: Tensor) -> Tensor:
-    """Return log(1 - tanh(u)^2), and exactly so where tanh(u) rounds to 1."""
-    v = -2 * u
-    return torch.add(v + 2 * math.log(2), nn.functional.softplus(v), alpha=-2)
-
-
-def squash(u: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Return actions in (-1, 1) for u (batch, actions), and the logs (batch,) of their density."""
-    rarity = torch.addcmul(log_std + log_slope(u), noise, noise, value=0.5).sum(dim=1)
-    return u.tanh(), -0.5 * math.log(2 * math.pi) * u.shape[1] - rarity
+def log_det_tanh(u: Tensor) -> Tensor:
+    """Return log(1 - tanh(u)^2), also where tanh(u) rounds to 1."""
+    return 2 * (math.log(2) - u - nn.functional.softplus(-2 * u))
 
 
 def squashed_sample(mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn standard normal noise into actions in (-1, 1) and the logs (batch,) of their density."""
-    return squash(mean + log_std.exp() * noise, log_std, noise)
+    """Turn standard normal noise into actions in (-1, 1) and their log-probabilities (batch,)."""
+    u = mean + log_std.exp() * noise  # (batch, action dimensions)
+    log_gaussian = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
+    return u.tanh(), (log_gaussian - log_det_tanh(u)).sum(dim=1)
 
 # %%
 zero, one = torch.zeros(1, 1), torch.ones(1, 1)
-action, log_prob = squashed_sample(zero, zero, one)
+action, log_prob = squashed_sample(mean=zero, log_std=zero, noise=one)
 assert abs(action.item() - 0.7616) < 1e-4
 assert abs(log_prob.item() - -0.5513) < 1e-4
 
 far = torch.tensor([10.0])
 textbook = torch.log(1 - far.tanh() ** 2)
-print(f"log(1 - tanh(10)²): textbook {textbook.item()}, ours {log_slope(far).item():.4f}")
+print(f"log(1 - tanh(10)²): textbook {textbook.item()}, ours {log_det_tanh(far).item():.4f}")
 
 # %% [markdown]
-# The same Gaussian before and after squashing, three times: draws as a histogram, the formula as a
-# line. Notice the last: a wide bell is squashed into a policy that prefers the two extremes.
+# Here is a Gaussian before and after squashing, for three values of $\sigma$: samples as a histogram,
+# the formula as a line. Look at the last one: a wide Gaussian is squashed into a policy that prefers
+# the two extremes.
 
-# %%
+# %% tags=["hide-input"]
 def densities(std: float, points: int = 400) -> tuple[np.ndarray, np.ndarray]:
     """Return actions and the density that the formula gives them, for the mean 0.3."""
     u = torch.linspace(-6, 6, points).unsqueeze(1)
@@ -255,326 +246,107 @@ for row in axes:
     row[0].set_ylabel("density")
 
 # %% [markdown]
+# The network itself is DQN's `MLP` with two outputs for each action dimension. It is the log of
+# $\sigma$ that it outputs, since $\sigma$ must be positive, and that log is clamped between −20 and 2:
+# below, the density overflows; above, the policy is all extremes.
+#
+# By hand: if the last layer puts out 0.3 and 5 for one action dimension, then $\mu = 0.3$ and
+# $\log\sigma = 2$.
+
+# %%
+#| export
+LOG_STD = -20.0, 2.0  # the limits of the log standard deviation
+
+
+class Actor(nn.Module):
+    """From observations to the mean and log standard deviation of a Gaussian over actions."""
+
+    def __init__(self, inputs: int, actions: int, hidden: tuple[int, ...]) -> None:
+        super().__init__()
+        self.mlp = MLP((inputs, *hidden, 2 * actions))
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and log standard deviation, each (batch, action dimensions)."""
+        mean, log_std = self.mlp(obs.float()).chunk(2, dim=1)
+        return mean, log_std.clamp(*LOG_STD)
+
+# %%
+actor = Actor(inputs=3, actions=1, hidden=(8, 8))
+with torch.no_grad():
+    for parameter in actor.parameters():
+        parameter.zero_()
+    list(actor.parameters())[-1].copy_(torch.tensor([0.3, 5.0]))  # the last bias
+mean, log_std = actor(torch.randn(4, 3))
+assert mean.shape == log_std.shape == (4, 1)
+assert torch.equal(mean, torch.full((4, 1), 0.3)) and torch.equal(log_std, torch.full((4, 1), 2.0))
+
+# %% [markdown]
 # ## The critics
 #
-# A critic is a network from observation *and* action to one number, $Q(s, a)$. A policy that
-# climbs a critic finds its mistakes: where the critic errs upwards, the policy goes, and the
-# target that it feeds grows. So SAC trains two critics from different starts and believes the
-# smaller. Say they claim 3.0 and 2.4: SAC uses 2.4.
+# A critic is a network from an observation *and* an action to one number, $Q(s, a)$. An actor that
+# maximises a critic finds its errors: it moves to where the critic is too high, and the next target
+# takes over that error. So SAC trains two critics from different initial weights and uses the smaller
+# value. If they say 3.0 and 2.4, SAC uses 2.4.
 #
-# Two networks could be two objects. They are an [ensemble](ensemble.ipynb) instead: one matrix of
-# weights, one step of Adam, forward and backward passes that we wrote ourselves. The next
-# chapter takes ten of them. What a critic adds is only that it looks at two things side by side.
+# Two critics, or the ten of the [next chapter](redq.ipynb), are one module here. A layer has a weight of
+# shape `(critics, inputs, outputs)`, and `torch.baddbmm` multiplies the batch by all of them at once and
+# adds the biases. The weights start as those of `nn.Linear`, uniformly within
+# $\pm 1/\sqrt{\text{inputs}}$. With `chosen`, only some of the critics are computed; REDQ will need it.
 
 # %%
 #| export
-class Critics(Ensemble):
-    """An ensemble of Q-functions of one observation and one action."""
-
-    def __init__(self, inputs: int, actions: int, hidden: tuple[int, ...], members: int) -> None:
-        super().__init__((inputs + actions, *hidden, 1), members)
-
-    def forward(
-        self, obs: Tensor, action: Tensor, chosen: Tensor | None = None, learn: bool = True
-    ) -> Tensor:
-        """Return the values (batch, members) that all members, or the chosen ones, see."""
-        return self.outputs(torch.cat([obs, action], dim=1), chosen, learn).squeeze(2).t()
-
-# %%
-critics = Critics(inputs=1, actions=1, hidden=(1,), members=2)
-critics.weights.data = torch.tensor([[1.0, 1.0, 0.0, 1.0, 0.0], [1.0, 1.0, 0.0, 2.0, 0.0]])
-q = critics(torch.tensor([[0.5]]), torch.tensor([[0.25]]))  # the numbers of the last chapter
-assert q.tolist() == [[0.75, 1.5]]  # (batch, members)
-
-# %% [markdown]
-# ## The loss of the critics
-#
-# SAC maximises reward *plus entropy*: to the value of a state it adds a bonus $-\alpha \log \pi$
-# for each action that was not certain to come. The temperature $\alpha$ is the price of chance in
-# units of reward. The target of a step is then
-#
-# $$y = r + \gamma\,(1 - \texttt{terminated})\,
-# \bigl(\min_i Q^-_i(s', a') - \alpha \log \pi(a' \mid s')\bigr),
-# \qquad a' \sim \pi(\cdot \mid s'),$$
-#
-# with the target critics $Q^-_i$ and a fresh action $a'$ from the policy as it is now: what the old
-# policy did next does not matter. That is why old transitions may be used.
-#
-# By hand: $r = 1$, $\gamma = 0.9$, the target critics say 3.0 and 2.4, $\log \pi = -0.5$ and
-# $\alpha = 0.2$. The soft value is $2.4 + 0.1 = 2.5$ and $y = 1 + 0.9 \cdot 2.5 = 3.25$. If the
-# step terminated, $y = 1$.
-
-# %%
-#| export
-def sac_target(
-    reward: Tensor,
-    discount: Tensor,
-    terminated: Tensor,
-    next_q: Tensor,
-    next_log_prob: Tensor,
-    alpha: Tensor | float,
-) -> Tensor:
-    """Return reward plus discounted soft value: the smallest Q-value plus the bonus for entropy."""
-    next_value = next_q.amin(dim=1) - alpha * next_log_prob
-    return reward + discount * ~terminated * next_value
-
-# %% [markdown]
-# The loss is the squared distance to that target, averaged over the batch and summed over the
-# critics. If they said 3.25 and 3.0 above, it is $0 + 0.25^2 = 0.0625$. Its slope at each value is
-# twice the distance, divided by the size of the batch: here $0$ and $-0.5$. The metrics are a few
-# means of a few hundred numbers, for which NumPy is quicker than PyTorch.
-
-# %%
-#| export
-class Judgement(NamedTuple):
-    """What critics said and what they should have said, for metrics."""
-
-    q: Tensor  # (batch, critics)
-    target: Tensor  # (batch,)
-
-    def error(self) -> np.ndarray:
-        """Return how far each critic (batch, critics) is from the target."""
-        return self.q.cpu().numpy() - self.target.cpu().numpy()[:, None]
-
-    def loss(self) -> dict[str, float]:
-        """Return the loss, by name."""
-        error = self.error()
-        return {"loss": float(np.vdot(error, error)) / len(error)}
-
-    def details(self) -> dict[str, float]:
-        """Return the means of values, targets and distances."""
-        values, wanted, error = self.q.cpu().numpy(), self.target.cpu().numpy(), self.error()
-        return {
-            "q_mean": float(values.sum()) / values.size,  # quicker than `mean`
-            "target_mean": float(wanted.sum()) / wanted.size,
-            "td_error_abs": float(np.abs(error).sum()) / error.size,
-        }
-
-
-def critic_loss(q: Tensor, target: Tensor) -> tuple[Tensor, dict[str, float]]:
-    """Return the squared distance of q (batch, critics) from the target (batch,), and metrics."""
-    check_shapes(len(q), target=target)
-    loss, judged = (q - target.unsqueeze(1)).square().sum() / len(q), Judgement(q.detach(), target)
-    return loss, judged.loss() | judged.details()
-
-
-def critic_slope(q: Tensor, target: Tensor) -> Tensor:
-    """Return the slope of `critic_loss` at q, whose shape is (..., batch, critics)."""
-    return (q - target.unsqueeze(1)).mul_(2 / len(target))
-
-# %%
-said, wanted = torch.tensor([[3.25, 3.0]]), torch.tensor([3.25])
-torch.testing.assert_close(critic_loss(said, wanted)[0], torch.tensor(0.0625))
-torch.testing.assert_close(critic_slope(said, wanted), torch.tensor([[0.0, -0.5]]))
-
-# %% [markdown]
-# Both together are the loss of a step. As in the DQN chapter, a column `(batch, 1)` where `(batch,)`
-# belongs would broadcast into a wrong loss, so shapes are checked.
-
-# %%
-#| export
-def sac_loss(
-    q: Tensor,  # (batch, critics), with gradient
-    reward: Tensor,  # (batch,)
-    discount: Tensor,  # (batch,)
-    terminated: Tensor,  # (batch,)
-    next_q: Tensor,  # (batch, any number of critics), of the target critics
-    next_log_prob: Tensor,  # (batch,)
-    alpha: Tensor | float,
-) -> tuple[Tensor, dict[str, float]]:
-    """Return the mean squared TD error, summed over the critics, and named metrics."""
-    vectors = {"reward": reward, "discount": discount, "terminated": terminated}
-    check_shapes(len(q), **vectors, next_log_prob=next_log_prob)
-    if next_q.ndim != 2 or len(next_q) != len(q):
-        raise ValueError(f"next_q must be ({len(q)}, critics), not {tuple(next_q.shape)}.")
-    with torch.no_grad():
-        target = sac_target(reward, discount, terminated, next_q, next_log_prob, alpha)
-    return critic_loss(q, target)
-
-# %%
-step = {
-    "reward": torch.tensor([1.0]),
-    "discount": torch.tensor([0.9]),
-    "next_q": torch.tensor([[3.0, 2.4]]),
-    "next_log_prob": torch.tensor([-0.5]),
-    "alpha": torch.tensor(0.2),
-}
-on, over = torch.tensor([False]), torch.tensor([True])
-torch.testing.assert_close(sac_target(terminated=on, **step), torch.tensor([3.25]))
-torch.testing.assert_close(sac_target(terminated=over, **step), torch.tensor([1.0]))
-loss, metrics = sac_loss(q=torch.tensor([[3.25, 3.0]]), terminated=on, **step)
-torch.testing.assert_close(loss, torch.tensor(0.0625))
-{name: round(value, 4) for name, value in metrics.items()}
-
-# %% [markdown]
-# ## The loss of the policy, and the temperature
-#
-# The policy is to propose what the critics like, and to stay uncertain:
-#
-# $$L_\pi = \operatorname{mean}\bigl[\alpha \log \pi(a \mid s) - \min_i Q_i(s, a)\bigr].$$
-#
-# With a value of 2.4, $\log \pi = -0.5$ and $\alpha = 0.2$ that is $-0.1 - 2.4 = -2.5$.
-#
-# Here $a$ depends on the network, through $u = \mu + \sigma\epsilon$ and $a = \tanh u$, so the slope
-# has two parts. $\log\pi$ has $-\log(1 - \tanh^2 u)$ in it, with the slope $2a$. And $Q$ has the
-# slope $\partial Q/\partial a$, which the critics give by their backward pass, times
-# $1 - a^2$, that of tanh. For one sample (a batch divides by its size):
-#
-# $$\frac{\partial L_\pi}{\partial \mu} = 2\alpha a - \frac{\partial Q}{\partial a}\,(1 - a^2),
-# \qquad
-# \frac{\partial L_\pi}{\partial \log\sigma} = \frac{\partial L_\pi}{\partial \mu}\,\sigma\epsilon - \alpha.$$
-#
-# By hand, with $\mu = 0$ and $\sigma = 1$: noise of 0 gives $a = 0$. If $Q$ rises by 3 per unit of
-# action and $\alpha = 0.2$, the mean has the slope $-3$ (move up) and $\log\sigma$ the slope $-0.2$
-# (widen).
-
-# %%
-#| export
-def policy_loss(value: Tensor, log_prob: Tensor, alpha: Tensor | float) -> Tensor:
-    """Return the mean of the entropy's price minus the value, both (batch,)."""
-    check_shapes(len(value), value=value, log_prob=log_prob)
-    return (alpha * log_prob - value).mean()
-
-
-def policy_slopes(action: Tensor, spread: Tensor, q_slope: Tensor, alpha: float) -> Tensor:
-    """Return the slopes (batch, 2 * actions) of each sample's loss, at mean and log std."""
-    at_mean = torch.addcmul(2 * alpha * action, q_slope, action.square() - 1)
-    return torch.cat([at_mean, at_mean * spread - alpha], dim=1)  # spread: std times noise
-
-# %%
-alpha = 0.2
-torch.testing.assert_close(policy_loss(torch.tensor([2.4]), torch.tensor([-0.5]), alpha),
-                           torch.tensor(-2.5))
-torch.testing.assert_close(policy_slopes(zero, zero, 3 * one, alpha), torch.tensor([[-3.0, -0.2]]))
-
-# %% [markdown]
-# Autograd agrees, for any numbers and a made-up critic $Q = \sin(3a)$:
-
-# %%
-mean, log_std = (torch.randn(6, 2).requires_grad_() for _ in range(2))
-noise = torch.randn(6, 2)
-action, log_prob = squashed_sample(mean, log_std, noise)
-policy_loss((3 * action).sin().sum(dim=1), log_prob, alpha).backward()
-with torch.no_grad():
-    q_slope = 3 * (3 * action).cos()
-    slopes = policy_slopes(action, log_std.exp() * noise, q_slope, alpha) / 6
-torch.testing.assert_close(slopes, torch.cat([mean.grad, log_std.grad], dim=1))
-
-# %% [markdown]
-# How dear should chance be? Nobody knows beforehand, so a thermostat finds out. You name an
-# entropy $\bar{\mathcal H}$ to hold, by default minus the number of joints, and $\alpha$ moves
-# against the slope of $L_\alpha = -\log\alpha \cdot \operatorname{mean}[\log\pi + \bar{\mathcal
-# H}]$ with respect to $\log\alpha$. With the entropy $\mathcal H = -\operatorname{mean}[\log\pi]$
-# of the batch that is
-#
-# $$\frac{\partial L_\alpha}{\partial \log\alpha} = \mathcal H - \bar{\mathcal H}.$$
-#
-# By hand: $\log\pi = -0.5$ is an entropy of 0.5, and the target is −1. The slope is
-# $0.5 - (-1) = 1.5$: a gradient step lowers $\alpha$, because the policy is more random than it
-# need be.
-
-# %%
-#| export
-def temperature_slope(entropy: float, target_entropy: float) -> float:
-    """Return the slope at log alpha: negative while the entropy is below its target."""
-    return entropy - target_entropy
-
-# %%
-assert temperature_slope(entropy=0.5, target_entropy=-1.0) == 1.5
-
-# %% [markdown]
-# ## The model
-#
-# Actor and critics together. The actor is an ensemble of one, with two outputs per joint. Its log σ
-# is held between −20 and 2: below, the density overflows; above, the policy is all extremes.
-# `share` says which critics the policy listens to: SAC's policy listens to the one with the lowest
-# value.
-#
-# `draw` runs the actor and keeps what the way back needs, and `actor_slopes` goes that way: from
-# the slopes above to those of the weights. A log σ that was held has no slope.
-
-# %%
-#| export
-@dataclass(slots=True)
-class Draw:
-    """Actions that the actor drew, and what the way back to its weights needs."""
-
-    action: Tensor  # (batch, actions)
-    log_prob: Tensor  # (batch,)
-    spread: Tensor  # (batch, actions), standard deviation times noise
-    free: Tensor  # (batch, actions), whether log std was not held
-    trace: Trace  # through the actor
-
-    def after(self, rows: int) -> "Draw":
-        """Return the batch without its first rows."""
-        action, log_prob, spread = self.action[rows:], self.log_prob[rows:], self.spread[rows:]
-        return Draw(action, log_prob, spread, self.free[rows:], self.trace.after(rows))
-
-# %%
-#| export
-def gaussian(outputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Read an actor's outputs as mean and log standard deviation (batch, actions)."""
-    mean, log_std = outputs.chunk(2, dim=1)
-    return mean, log_std.clamp(*LOG_STD)
-
-
-class SACModel(nn.Module):
-    """An actor that proposes actions in (-1, 1), and critics that value them."""
+class Critics(nn.Module):
+    """An ensemble of Q-functions of an observation and an action, computed together."""
 
     def __init__(
-        self, inputs: int, actions: int, hidden: tuple[int, ...], num_critics: int = 2
+        self, inputs: int, actions: int, hidden: tuple[int, ...], num_critics: int
     ) -> None:
         super().__init__()
-        self.actor = Ensemble((inputs, *hidden, 2 * actions), members=1)
-        self.critics = Critics(inputs, actions, hidden, num_critics)
+        self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
+        for n, outputs in pairwise((inputs + actions, *hidden, 1)):
+            bound = 1 / math.sqrt(n)  # as in nn.Linear
+            self.weights.append(torch.empty(num_critics, n, outputs).uniform_(-bound, bound))
+            self.biases.append(torch.empty(num_critics, 1, outputs).uniform_(-bound, bound))
 
-    def policy(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and log standard deviation of the Gaussian, for autograd."""
-        return gaussian(self.actor.outputs(obs)[0])
-
-    def draw(self, obs: Tensor, noise: Tensor) -> Draw:
-        """Turn noise (batch, actions) into actions."""
-        out, trace = self.actor.run(obs)
-        mean, log_std = out[0].chunk(2, dim=1)
-        held = log_std.clamp(*LOG_STD)
-        spread = held.exp() * noise
-        action, log_prob = squash(mean + spread, held, noise)
-        return Draw(action, log_prob, spread, held == log_std, trace)
-
-    def actor_slopes(self, draw: Draw, q_slope: Tensor, alpha: float) -> Tensor:
-        """Return the slopes of the policy's loss at the actor's weights."""
-        slopes = policy_slopes(draw.action, draw.spread, q_slope, alpha).div_(len(q_slope))
-        slopes[:, q_slope.shape[1] :].mul_(draw.free)
-        return self.actor.weight_slopes(slopes.unsqueeze(0), draw.trace)
-
-    def share(self, q: Tensor) -> Tensor:
-        """Return how much each critic (batch, critics) counts for the policy: the lowest alone."""
-        lowest = q.min(dim=1, keepdim=True).indices  # much quicker than argmin
-        return torch.zeros_like(q).scatter_(1, lowest, 1.0)
-
-    def opinions(self, q: Tensor) -> dict[str, float]:
-        """Return more metrics of the values (batch, critics); two critics need none."""
-        return {}
-
-# %%
-model = SACModel(inputs=3, actions=2, hidden=(8, 8))
-draw = model.draw(torch.zeros(5, 3), torch.randn(5, 2))
-assert draw.action.shape == (5, 2) and draw.log_prob.shape == (5,)
-assert model.share(torch.tensor([[3.0, 2.4]])).tolist() == [[0.0, 1.0]]
+    def forward(self, obs: Tensor, action: Tensor, chosen: Tensor | None = None) -> Tensor:
+        """Return the values (batch, critics) of all critics, or of the chosen ones alone."""
+        x = torch.cat([obs.float(), action], dim=1).unsqueeze(0)  # (1, batch, inputs + actions)
+        for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            if chosen is not None:
+                weight, bias = weight[chosen], bias[chosen]
+            x = x.relu() if i > 0 else x.expand(len(weight), -1, -1)
+            x = torch.baddbmm(bias, x, weight)  # (critics, batch, outputs)
+        return x.squeeze(2).t()
 
 # %% [markdown]
-# ## Bounds
+# By hand: two critics with one hidden unit each. Both add observation and action,
+# $0.5 + 0.25 = 0.75$; the first multiplies the result by 1, the second by 2.
+
+# %%
+critics = Critics(inputs=1, actions=1, hidden=(1,), num_critics=2)
+with torch.no_grad():
+    critics.weights[0].fill_(1.0)  # (critics, observation and action, hidden)
+    critics.weights[1].copy_(torch.tensor([[[1.0]], [[2.0]]]))
+    for bias in critics.biases:
+        bias.zero_()
+obs, action = torch.tensor([[0.5]]), torch.tensor([[0.25]])
+assert critics(obs, action).tolist() == [[0.75, 1.5]]  # (batch, critics)
+assert critics(obs, action, chosen=torch.tensor([1])).tolist() == [[1.5]]
+
+# %% [markdown]
+# ## The buffer, and actions within bounds
 #
-# The policy thinks in $(-1, 1)$; Pendulum wants a torque in $[-2, 2]$, another environment a valve
-# in $[0, 10]$. One small class goes there and back, and the density is taken before the
-# stretching, so that the target entropy means the same everywhere. By hand: in $[0, 10]$ the
-# action 0.5 is $5 + 5 \cdot 0.5 = 7.5$. A space without finite bounds has no such map, and is
-# refused when the agent is made.
+# SAC learns from the [replay buffer](replay.ipynb) of DQN. Only the actions need a thought. The policy
+# has actions in $(-1, 1)$; Pendulum wants a torque in $[-2, 2]$, another environment a valve in
+# $[0, 10]$. A small class scales there and back. The buffer holds the policy's actions, and
+# log-probabilities are those before the scaling, so a target entropy means the same in every
+# environment. By hand: in $[0, 10]$ the action 0.5 is $5 + 5 \cdot 0.5 = 7.5$. An action space without
+# finite bounds cannot be scaled, and is refused when the agent is made.
 
 # %%
 #| export
 def check_bounds(env_id: str, space: gym.spaces.Box) -> None:
-    """Raise unless each action has a lower and a higher bound, both finite."""
+    """Raise unless each action dimension has a lower and a higher bound, both finite."""
     if not space.is_bounded("both"):
         raise ValueError(
             f"{env_id!r} has actions without finite bounds on both sides ({space}): give it such "
@@ -611,245 +383,299 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# ## Settings
+# ## The critics' loss
 #
-# Each is a flag, a key in YAML and a keyword at once, as [settings](settings.ipynb) has it. Two of
-# them are only of use in the next chapter: how many updates follow each step, which is called the
-# update-to-data ratio or UTD, and how many of them pass before the policy moves.
+# SAC maximises reward *plus entropy*: the value of a state includes a bonus $-\alpha \log \pi$ for
+# each action that was not certain to be taken. The *entropy coefficient* $\alpha$, also called the
+# temperature, says how much reward one unit of entropy is worth. The target of a step is then
+#
+# $$y = r + \gamma\,(1 - \texttt{terminated})\,
+# \bigl(\min_i Q^-_i(s', a') - \alpha \log \pi(a' \mid s')\bigr),
+# \qquad a' \sim \pi(\cdot \mid s'),$$
+#
+# with the target critics $Q^-_i$ and a new action $a'$, sampled from the policy as it is now. The
+# action that followed when the transition was stored does not matter. That is why SAC is off-policy:
+# it can learn from old transitions.
+#
+# By hand: $r = 1$, $\gamma = 0.9$, the target critics say 3.0 and 2.4, $\log \pi = -0.5$ and
+# $\alpha = 0.2$. The soft value is $2.4 + 0.1 = 2.5$ and $y = 1 + 0.9 \cdot 2.5 = 3.25$. If the
+# step terminated, $y = 1$.
 
 # %%
 #| export
-@dataclass(kw_only=True)
-class SACConfig(Config):
+def sac_target(
+    reward: Tensor,  # (batch,)
+    discount: Tensor,  # (batch,)
+    terminated: Tensor,  # (batch,)
+    next_q: Tensor,  # (batch, critics), of the target critics
+    next_log_prob: Tensor,  # (batch,)
+    alpha: Tensor | float,
+) -> Tensor:
+    """Return the reward plus the discounted soft value of the next state, (batch,)."""
+    vectors = {"reward": reward, "discount": discount, "terminated": terminated}
+    check_shapes(len(next_q), **vectors, next_log_prob=next_log_prob)
+    if next_q.ndim != 2:
+        raise ValueError(f"next_q must be (batch, critics), not {tuple(next_q.shape)}.")
+    next_value = next_q.amin(dim=1) - alpha * next_log_prob
+    return reward + discount * ~terminated * next_value
+
+# %%
+step = {
+    "reward": torch.tensor([1.0]),
+    "discount": torch.tensor([0.9]),
+    "next_q": torch.tensor([[3.0, 2.4]]),
+    "next_log_prob": torch.tensor([-0.5]),
+    "alpha": 0.2,
+}
+target = sac_target(terminated=torch.tensor([False]), **step)
+torch.testing.assert_close(target, torch.tensor([3.25]))
+torch.testing.assert_close(sac_target(terminated=torch.tensor([True]), **step), torch.tensor([1.0]))
+
+# %% [markdown]
+# The loss is the squared TD error, averaged over the batch and summed over the critics:
+#
+# $$L_Q = \sum_i \operatorname{mean}\bigl[(Q_i(s, a) - y)^2\bigr]$$
+#
+# By hand: if the critics said 3.25 and 3.0 where $y = 3.25$, it is $0 + 0.25^2 = 0.0625$. As in the DQN
+# chapter, a column `(batch, 1)` where `(batch,)` belongs would broadcast into a wrong loss, so the
+# shapes are checked.
+
+# %%
+#| export
+def critic_loss(q: Tensor, target: Tensor) -> tuple[Tensor, Metrics]:
+    """Return the squared TD error of q (batch, critics), summed over the critics, and metrics."""
+    check_shapes(len(q), target=target)
+    if q.ndim != 2:
+        raise ValueError(f"q must be (batch, critics), not {tuple(q.shape)}.")
+    td_error = q - target.unsqueeze(1)  # (batch, critics)
+    loss = td_error.square().mean(dim=0).sum()
+    return loss, {
+        "loss": loss.detach(),
+        "q_mean": q.detach().mean(),
+        "q_std": q.detach().std(dim=1, correction=0).mean(),  # how much the critics disagree
+        "target_mean": target.mean(),
+        "td_error_abs": td_error.detach().abs().mean(),
+    }
+
+# %%
+q = torch.tensor([[3.25, 3.0]])
+loss, metrics = critic_loss(q, target)
+torch.testing.assert_close(loss, torch.tensor(0.0625))
+{name: round(value.item(), 4) for name, value in metrics.items()}
+
+# %% [markdown]
+# ## The actor's loss
+#
+# The actor should choose actions that the critics like, and stay random:
+#
+# $$L_\pi = \operatorname{mean}\bigl[\alpha \log \pi(a \mid s) - \min_i Q_i(s, a)\bigr],
+# \qquad a = \tanh(\mu + \sigma\epsilon)$$
+#
+# By hand: with a value of 2.4, $\log \pi = -0.5$ and $\alpha = 0.2$ it is $-0.1 - 2.4 = -2.5$.
+
+# %%
+#| export
+def actor_loss(value: Tensor, log_prob: Tensor, alpha: Tensor | float) -> tuple[Tensor, Metrics]:
+    """Return the mean of alpha log pi - Q, from value and log_prob (batch,), and metrics."""
+    check_shapes(len(value), value=value, log_prob=log_prob)
+    loss = (alpha * log_prob - value).mean()
+    return loss, {"actor_loss": loss.detach(), "entropy": -log_prob.detach().mean()}
+
+# %%
+loss, metrics = actor_loss(value=torch.tensor([2.4]), log_prob=torch.tensor([-0.5]), alpha=0.2)
+torch.testing.assert_close(loss, torch.tensor(-2.5))
+torch.testing.assert_close(metrics["entropy"], torch.tensor(0.5))
+
+# %% [markdown]
+# Which way does it push? Take $\mu = 0$, $\sigma = 1$, no noise, so $a = 0$, and a critic that rises by
+# 3 for each unit of action, $Q = 3a$. Through tanh, whose derivative at 0 is 1, the mean gets the
+# gradient $-3$: a step against it moves the mean up. And $\log\pi$ contains $-\log\sigma$, so
+# $\log\sigma$ gets the gradient $-\alpha = -0.2$: the step widens the policy.
+
+# %%
+mean, log_std = torch.zeros(1, 1, requires_grad=True), torch.zeros(1, 1, requires_grad=True)
+action, log_prob = squashed_sample(mean, log_std, noise=zero)
+loss, _ = actor_loss(value=3 * action.squeeze(1), log_prob=log_prob, alpha=0.2)
+loss.backward()
+torch.testing.assert_close((mean.grad, log_std.grad), (-3 * one, -0.2 * one))
+
+# %% [markdown]
+# ## The entropy coefficient
+#
+# How much is entropy worth? Nobody knows beforehand, and it changes as the agent learns. So you name a
+# target entropy $\bar{\mathcal H}$ instead, by default minus the number of action dimensions, and let
+# $\alpha$ follow:
+#
+# $$L_\alpha = -\log\alpha \cdot \operatorname{mean}\bigl[\log\pi(a \mid s) + \bar{\mathcal H}\bigr]$$
+#
+# Its gradient with respect to $\log\alpha$ is the entropy of the batch minus the target. While the
+# policy is more random than asked, $\alpha$ falls, and entropy counts for less; while it is too
+# certain, $\alpha$ rises.
+#
+# By hand: $\log\pi = -0.5$ is an entropy of 0.5, and the target is −1. With $\alpha = 0.2$,
+# $L_\alpha = 1.609 \cdot (-0.5 - 1) = -2.414$, and the gradient is $0.5 - (-1) = 1.5$: $\alpha$ falls.
+
+# %%
+#| export
+class Temperature(nn.Module):
+    """The entropy coefficient, learned through its logarithm so that it stays positive."""
+
+    def __init__(self, alpha: float) -> None:
+        super().__init__()
+        self.log_alpha = nn.Parameter(torch.tensor(math.log(alpha)))
+
+    def forward(self) -> Tensor:
+        """Return alpha."""
+        return self.log_alpha.exp()
+
+
+def alpha_loss(
+    log_alpha: Tensor, log_prob: Tensor, target_entropy: float
+) -> tuple[Tensor, Metrics]:
+    """Return the loss that lowers alpha while the entropy is above its target, and metrics."""
+    check_shapes(len(log_prob), log_prob=log_prob)
+    loss = -(log_alpha * (log_prob.detach() + target_entropy)).mean()
+    return loss, {"alpha": log_alpha.detach().exp()}
+
+# %%
+temperature = Temperature(alpha=0.2)
+loss, metrics = alpha_loss(temperature.log_alpha, torch.tensor([-0.5]), target_entropy=-1.0)
+loss.backward()
+assert abs(loss.item() - -2.414) < 1e-3
+torch.testing.assert_close(temperature.log_alpha.grad, torch.tensor(1.5))
+torch.testing.assert_close(temperature(), torch.tensor(0.2))
+
+# %% [markdown]
+# ## Settings
+#
+# The settings of replay are inherited; [settings](settings.ipynb) says how each becomes a keyword, a key
+# in YAML and a flag. Three are for the next chapter: `gradient_steps` is the number of updates after
+# each environment step, which papers call the update-to-data ratio (UTD); `policy_delay` is how many
+# updates of the critics pass for each update of the actor; and `num_critics` is two.
+
+# %%
+#| export
+class SACConfig(ReplayConfig):
     """The settings of SAC."""
 
-    env_id: str = setting("Pendulum-v1", "Gymnasium id; `module:Name-v0` imports the module first.")
-    hidden: tuple[int, ...] = setting((256, 256), "Units of each hidden layer.", low=1)
-    lr: float = setting(3e-4, "Learning rate of Adam, for actor, critics and temperature.", above=0)
-    batch_size: int = setting(256, "Transitions of one update.", low=1)
-    buffer_size: int = setting(100_000, "Transitions that the replay buffer holds.", low=1)
-    warmup_steps: int = setting(1_000, "Steps of random actions, without updates.", low=0)
-    updates_per_step: int = setting(1, "Updates per environment step (UTD).", low=1)
-    policy_delay: int = setting(1, "Updates of the critics per update of the policy.", low=1)
-    gamma: float = setting(0.99, "Discount of a reward one step later.", low=0, high=1)
-    tau: float = setting(0.005, "Fraction that the targets move per update.", above=0, high=1)
-    initial_alpha: float = setting(1.0, "Temperature at the start.", above=0)
-    learn_alpha: bool = setting(True, "Whether the temperature follows the entropy.")
-    target_entropy: float | None = setting(None, "Entropy to hold; by default -dim(actions).")
-
-    def check(self) -> None:
-        """Raise where settings contradict each other."""
-        check_batch_fits(self.batch_size, self.buffer_size)
+    env_id: str = Field(
+        "Pendulum-v1", description="Gymnasium id; `module:Name-v0` imports the module first."
+    )
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (256, 256), description="Units of each hidden layer."
+    )
+    lr: float = Field(3e-4, gt=0, description="Learning rate of Adam, for all networks.")
+    batch_size: int = Field(256, ge=1, description="Transitions of one update.")
+    buffer_size: int = Field(100_000, ge=1, description="Transitions that the buffer holds.")
+    learning_starts: int = Field(1_000, ge=0, description="Random steps before the first update.")
+    train_frequency: int = Field(1, ge=1, description="Environment steps between updates.")
+    num_critics: int = Field(2, ge=1, description="Critics in the ensemble (N).")
+    policy_delay: int = Field(1, ge=1, description="Critic updates per update of the actor.")
+    tau: float = Field(
+        0.005, gt=0, le=1, description="Fraction that the target critics move per update."
+    )
+    initial_alpha: float = Field(1.0, gt=0, description="Entropy coefficient at the start.")
+    learn_alpha: bool = Field(True, description="Whether the entropy coefficient is learned.")
+    target_entropy: float | None = Field(
+        None, description="Entropy to hold; by default minus the number of action dimensions."
+    )
 
 # %% [markdown]
 # ## The agent
 #
-# Two things have to outlive a run that is stopped, besides networks and buffer: the temperature, and
-# where the noise of updates has got to. Each is a small object with a state of its own.
+# Everything is there. `build` makes networks, optimisers and buffer; `act` samples from the policy, or
+# takes its mode $\tanh\mu$ when it should not explore; `observe` stores a step; and one update is
+#
+# | step | equation | in the code |
+# |---|---|---|
+# | 1 | $a' = \tanh(\mu(s') + \sigma(s')\,\epsilon')$ | `self.actor`, `squashed_sample` |
+# | 2 | $y = r + \gamma(1 - \texttt{terminated})(\min_i Q_i^-(s', a') - \alpha\log\pi(a' \mid s'))$ | `sac_target` |
+# | 3 | a gradient step of the critics on $L_Q$ | `critic_loss`, `critic_optimizer.step()` |
+# | 4 | $a = \tanh(\mu(s) + \sigma(s)\,\epsilon)$ | `self.actor`, `squashed_sample` |
+# | 5 | a gradient step of the actor on $L_\pi$, with the critics of step 3 | `actor_loss`, `actor_optimizer.step()` |
+# | 6 | a gradient step of $\log\alpha$ on $L_\alpha$ | `alpha_loss`, `alpha_optimizer.step()` |
+# | 7 | $\theta^- \leftarrow \theta^- + \tau\,(\theta - \theta^-)$ | `polyak_update` |
+#
+# The forward passes, losses and backward passes are in two methods, `critic_gradients` and
+# `actor_gradients`; `update` has the optimisers around them. With `compile: true` these two methods are
+# compiled, and nothing else changes. Two one-line methods, `choose_critics` and `actor_value`, are all
+# that the next chapter replaces.
 
 # %%
 #| export
-class Temperature:
-    """The price of entropy: fixed, or learned until the entropy is the one that is wanted."""
-
-    def __init__(
-        self, initial: float, target_entropy: float, learned: bool, device: torch.device
-    ) -> None:
-        self.log_alpha = torch.tensor(math.log(initial), device=device)
-        self.slope = torch.zeros_like(self.log_alpha)
-        self.target_entropy, self.learned = target_entropy, learned
-
-    def alpha(self) -> float:
-        """Return the price now."""
-        return math.exp(self.log_alpha.item())
-
-    def learn(self, entropy: float) -> None:
-        """Find the gradient, unless the price is fixed."""
-        if self.learned:
-            self.slope.fill_(temperature_slope(entropy, self.target_entropy))
-            self.log_alpha.grad = self.slope
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what was learned."""
-        return {"log_alpha": self.log_alpha.detach().clone()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what was learned."""
-        self.log_alpha.data.copy_(state["log_alpha"])
-
-# %%
-#| export
-class NoiseSource:
-    """Standard normal numbers from a generator of its own."""
-
-    def __init__(self, seed: int, device: torch.device) -> None:
-        self.device = device
-        self.generator = torch.Generator().manual_seed(seed)  # of the CPU: any machine can load it
-
-    def normal(self, *shape: int) -> Tensor:
-        """Draw a tensor."""
-        return torch.randn(shape, generator=self.generator).to(self.device)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return where the generator is."""
-        return {"generator": self.generator.get_state()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
-        self.generator.set_state(state["generator"].cpu())
-
-# %%
-noise = NoiseSource(0, torch.device("cpu"))
-saved = noise.state_dict()
-drawn = noise.normal(2, 3)
-noise.load_state_dict(saved)
-assert torch.equal(noise.normal(2, 3), drawn)
-
-# %% [markdown]
-# The first part of the agent is what is asked of the networks: an action, and what one is worth.
-# Acting has its chance from a NumPy generator, which all agents have.
-
-# %%
-#| export
-class ActorCritic(Agent):
-    """Acts by a squashed Gaussian and judges by its critics."""
-
-    actions: ClassVar[str] = "continuous"
-    config: SACConfig
-    action_space: gym.spaces.Box
-
-    def build(self) -> None:
-        """Make the model and its target critics."""
-        check_bounds(self.config.env_id, self.action_space)
-        self.scale = ActionScale(self.action_space)
-        inputs = math.prod(self.observation_space.shape or ())
-        self.model = self.make_model(inputs, self.action_space.shape[0]).to(self.device)
-        self.target = copy.deepcopy(self.model.critics).requires_grad_(False)
-        self.target.rooms = self.model.critics.rooms  # they take turns
-
-    def make_model(self, inputs: int, actions: int) -> SACModel:
-        """Make actor and critics."""
-        return SACModel(inputs, actions, self.config.hidden)
-
-    @torch.inference_mode()
-    def act(
-        self, obs: np.ndarray, state: Any, episode_start: np.ndarray, explore: bool
-    ) -> tuple[np.ndarray, Any]:
-        """Draw an action from the policy, or take its middle; at first any within the bounds."""
-        shape = (len(obs), *self.action_space.shape)
-        if explore and self.global_step < self.config.warmup_steps:
-            return self.scale.to_env(self.generator.uniform(-1, 1, shape)), state
-        tensor = torch.as_tensor(obs, dtype=torch.float32, device=self.device)
-        u, log_std = gaussian(self.model.actor.values(tensor)[0])
-        if explore:
-            noise = torch.from_numpy(self.generator.standard_normal(shape, dtype=np.float32))
-            u = u + log_std.exp() * noise.to(self.device)
-        return self.scale.to_env(u.tanh().cpu().numpy()), state
-
-    @torch.inference_mode()
-    def q_values(self, obs: np.ndarray, action: np.ndarray | None = None) -> np.ndarray:
-        """Return what each critic (batch, critics) thinks of actions, or of the policy's own."""
-        chosen = self.predict(obs)[0] if action is None else action
-        pair = (obs, self.scale.from_env(chosen))
-        tensors = [torch.as_tensor(x, dtype=torch.float32, device=self.device) for x in pair]
-        return self.model.critics(*tensors).cpu().numpy()
-
-# %% [markdown]
-# The second part is learning. What is new stands in `update`: the actor runs once, for the
-# observations and their successors together; the critics are taught by the slope of the loss; the
-# policy and the temperature by the slopes above. One step of Adam moves them all. (`sac_loss` is
-# what you and the tests call with numbers made by hand.)
-
-# %%
-#| export
-class SoftLearner(ActorCritic):
-    """Teaches the critics, the policy and the temperature from a batch of transitions."""
-
-    def build(self) -> None:
-        """Make model, target critics, temperature and optimiser."""
-        super().build()
-        config, entropy = self.config, self.config.target_entropy
-        target_entropy = -float(self.action_space.shape[0]) if entropy is None else entropy
-        goal = target_entropy, config.learn_alpha
-        self.temperature = Temperature(config.initial_alpha, *goal, self.device)
-        learned = [*self.model.parameters(), self.temperature.log_alpha]
-        self.optimizer = Adam(learned, lr=config.lr)
-        self.noise = NoiseSource(derive_seed(config.seed, "noise"), self.device)
-
-    def choose_critics(self) -> Tensor | None:
-        """Say which target critics judge the next action; None is all of them."""
-        return None
-
-    @torch.inference_mode()
-    def update(self, batch: Batch) -> UpdateResult:
-        """Make one gradient step of the critics and, when it is due, one of the policy."""
-        due = (self.updates + 1) % self.config.policy_delay == 0
-        obs, next_obs, size = batch.obs.float(), batch.next_obs.float(), len(batch.reward)
-        seen = torch.cat([next_obs, obs]) if due else next_obs  # one pass of the actor for both
-        draw = self.model.draw(seen, self.noise.normal(len(seen), *batch.action.shape[1:]))
-        alpha = self.temperature.alpha()
-        next_q = self.target.values(next_obs, draw.action[:size], chosen=self.choose_critics())
-        step = batch.reward, batch.discount, batch.terminated
-        y = sac_target(*step, next_q.squeeze(2).t(), draw.log_prob[:size], alpha)
-        q = self.teach_critics(obs, batch.action, y)
-        self.model.actor.weights.grad = self.temperature.log_alpha.grad = None  # Adam lets them be
-        policy = self.teach_policy(obs, draw.after(size), alpha) if due else {}
-        self.optimizer.step()
-        self.target.weights.lerp_(self.model.critics.weights, self.config.tau)
-        judged = Judgement(q, y)
-        return UpdateResult(
-            lambda: judged.loss() | policy, lambda: judged.details() | self.model.opinions(q)
-        )
-
-    def teach_critics(self, obs: Tensor, action: Tensor, y: Tensor) -> Tensor:
-        """Find the gradient of the critics for their target y (batch,); return what they said."""
-        out = self.model.critics.learn(lambda out: critic_slope(out, y), obs, action)
-        return out.squeeze(2).t()  # (batch, critics)
-
-    def teach_policy(self, obs: Tensor, draw: Draw, alpha: float) -> dict[str, float]:
-        """Find the gradient of the actor and, if it is learned, of the temperature."""
-        out, trace = self.model.critics.run(obs, draw.action)
-        q = out.squeeze(2).t()  # (batch, critics)
-        share, actions = self.model.share(q), slice(obs.shape[1], None)
-        q_slope = self.model.critics.input_slopes(share.t().unsqueeze(2), trace, actions)
-        self.model.actor.weights.grad = self.model.actor_slopes(draw, q_slope, alpha)
-        entropy = -float(draw.log_prob.mean())
-        self.temperature.learn(entropy)
-        value = float((share * q).sum()) / len(q)
-        return {"policy_loss": -alpha * entropy - value, "entropy": entropy, "alpha": alpha}
-
-# %% [markdown]
-# The last part is what lies between the loop and the learner: the buffer, which is
-# [the ring of the replay chapter](replay.ipynb) with actions stored in $(-1, 1)$, and the moments at
-# which it is time to learn.
-
-# %%
-#| export
-class SAC(SoftLearner):
-    """An actor that learns what twin critics value, and to stay as random as it can afford."""
+class SAC(Agent):
+    """An actor that maximises what its critics say, and its entropy."""
 
     name: ClassVar[str] = "sac"
     config_class: ClassVar[type[Config]] = SACConfig
+    actions: ClassVar[str] = "continuous"
     parts: ClassVar[tuple[str, ...]] = (
-        "model", "target", "temperature", "optimizer", "replay", "noise"
+        "actor",
+        "critics",
+        "target_critics",
+        "temperature",
+        "actor_optimizer",
+        "critic_optimizer",
+        "alpha_optimizer",
+        "replay",
     )
-    compiled: ClassVar[tuple[str, ...]] = ("model.critics.run",)
+    compiled: ClassVar[tuple[str, ...]] = ("critic_gradients", "actor_gradients")
+    config: SACConfig
+    observation_space: gym.spaces.Box
+    action_space: gym.spaces.Box
 
     def build(self) -> None:
-        """Make all that learns, and the buffer."""
-        super().build()
-        normalised = gym.spaces.Box(-1, 1, self.action_space.shape)
-        dtype = transition_dtype(self.observation_space, normalised)
-        seed = derive_seed(self.config.seed, "replay")
-        self.replay = ReplayBuffer(self.config.buffer_size, dtype, seed)
-        most = 4  # more would not fit the cache
-        self.drawn = DrawnBatches(dtype, self.config.batch_size, most, self.device)
+        """Make networks, optimisers and buffer."""
+        config, (dimensions,) = self.config, self.action_space.shape
+        check_bounds(config.env_id, self.action_space)
+        self.scale = ActionScale(self.action_space)
+        self.actor = self.make_actor().to(self.device)
+        self.critics = self.make_critics().to(self.device)
+        self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+        self.temperature = Temperature(config.initial_alpha).to(self.device)
+        self.actor_optimizer = Adam(self.actor.parameters(), lr=config.lr, fused=True)
+        self.critic_optimizer = Adam(self.critics.parameters(), lr=config.lr, fused=True)
+        self.alpha_optimizer = Adam(self.temperature.parameters(), lr=config.lr, fused=True)
+        entropy = config.target_entropy
+        self.target_entropy = -float(dimensions) if entropy is None else entropy
+        dtype = transition_dtype(self.observation_space, gym.spaces.Box(-1, 1, (dimensions,)))
+        self.replay = ReplayBuffer(config.buffer_size, dtype, derive_seed(config.seed, "replay"))
+
+    def make_actor(self) -> nn.Module:
+        """Make the actor; any module with the inputs and outputs of `Actor` will do."""
+        (inputs,), (actions,) = self.observation_space.shape, self.action_space.shape
+        return Actor(inputs, actions, self.config.hidden)
+
+    def make_critics(self) -> nn.Module:
+        """Make the critics; any module with the inputs and outputs of `Critics` will do."""
+        (inputs,), (actions,) = self.observation_space.shape, self.action_space.shape
+        return Critics(inputs, actions, self.config.hidden, self.config.num_critics)
+
+    def sample_noise(self, count: int) -> Tensor:
+        """Sample standard normal noise (count, action dimensions) from the agent's generator."""
+        shape = (count, *self.action_space.shape)
+        noise = self.generator.standard_normal(shape, dtype=np.float32)
+        return torch.from_numpy(noise).to(self.device)
+
+    @torch.no_grad()
+    def act(
+        self, obs: np.ndarray, state: Any, episode_start: np.ndarray, explore: bool
+    ) -> tuple[np.ndarray, Any]:
+        """Sample from the policy, or take its mode; at first act at random within the bounds."""
+        if explore and self.global_step < self.config.learning_starts:
+            action = self.generator.uniform(-1, 1, (len(obs), *self.action_space.shape))
+        else:
+            tensor = torch.as_tensor(obs, dtype=torch.float32, device=self.device)
+            mean, log_std = self.actor(tensor)
+            u = mean + log_std.exp() * self.sample_noise(len(obs)) if explore else mean
+            action = u.tanh().cpu().numpy()
+        return self.scale.to_env(action), state
 
     def observe(self, transition: Transition) -> None:
-        """Store one step of all environments, actions scaled to (-1, 1)."""
+        """Store one step of all environments, with actions in (-1, 1)."""
         self.replay.add(
-            make_rows(
-                self.replay.rows.dtype,
+            make_transitions(
+                self.replay.storage.dtype,
                 obs=transition.obs,
                 action=self.scale.from_env(transition.action),
                 reward=transition.reward,
@@ -859,21 +685,67 @@ class SAC(SoftLearner):
             )
         )
 
-    def updates_due(self) -> int:
-        """Count the updates that the last steps call for, once the warm-up is over."""
-        config = self.config
-        if self.global_step <= config.warmup_steps or len(self.replay) < config.batch_size:
-            return 0
-        return config.num_envs * config.updates_per_step
-
     def sample(self) -> Batch:
-        """Draw a batch to keep."""
+        """Sample the transitions of one update."""
         return to_batch(self.replay.sample(self.config.batch_size), self.device)
 
-    def batches(self, count: int) -> Iterator[Batch]:
-        """Draw for `count` updates, some at a time and over those before."""
-        for batches in self.drawn.draw_all(self.replay, count):
-            yield from batches
+    def choose_critics(self) -> Tensor | None:
+        """Choose the target critics whose minimum is in the target; None means all of them."""
+        return None
+
+    def actor_value(self, q: Tensor) -> Tensor:
+        """Return what the actor maximises (batch,): the smallest value of q (batch, critics)."""
+        return q.amin(dim=1)
+
+    def critic_gradients(self, batch: Batch, next_noise: Tensor, chosen: Tensor | None) -> Metrics:
+        """Backpropagate the critics' loss of a batch."""
+        with torch.no_grad():
+            mean, log_std = self.actor(batch.next_obs)
+            next_action, next_log_prob = squashed_sample(mean, log_std, next_noise)
+            next_q = self.target_critics(batch.next_obs, next_action, chosen)
+            alpha = self.temperature()
+            target = sac_target(
+                batch.reward, batch.discount, batch.terminated, next_q, next_log_prob, alpha
+            )
+        loss, metrics = critic_loss(self.critics(batch.obs, batch.action), target)
+        loss.backward()
+        return metrics
+
+    def actor_gradients(self, obs: Tensor, noise: Tensor) -> Metrics:
+        """Backpropagate the losses of the actor and of the entropy coefficient."""
+        mean, log_std = self.actor(obs)
+        action, log_prob = squashed_sample(mean, log_std, noise)
+        value = self.actor_value(self.critics(obs, action))
+        loss, metrics = actor_loss(value, log_prob, self.temperature().detach())
+        loss.backward(inputs=list(self.actor.parameters()))  # the critics get no gradient from it
+        loss, more_metrics = alpha_loss(self.temperature.log_alpha, log_prob, self.target_entropy)
+        loss.backward()
+        return metrics | more_metrics
+
+    def update(self, batch: Batch) -> UpdateResult:
+        """Update the critics and, when it is due, the actor and the entropy coefficient."""
+        self.critic_optimizer.zero_grad()
+        next_noise = self.sample_noise(len(batch.reward))
+        metrics = self.critic_gradients(batch, next_noise, self.choose_critics())
+        self.critic_optimizer.step()
+
+        if (self.updates + 1) % self.config.policy_delay == 0:
+            self.actor_optimizer.zero_grad()
+            self.alpha_optimizer.zero_grad()
+            metrics |= self.actor_gradients(batch.obs, self.sample_noise(len(batch.reward)))
+            self.actor_optimizer.step()
+            if self.config.learn_alpha:
+                self.alpha_optimizer.step()
+
+        polyak_update(self.target_critics, self.critics, self.config.tau)
+        return UpdateResult(metrics)
+
+    @torch.no_grad()
+    def q_values(self, obs: np.ndarray, action: np.ndarray | None = None) -> np.ndarray:
+        """Return what each critic (batch, critics) says of actions, or of the policy's own."""
+        action = self.scale.from_env(self.predict(obs)[0] if action is None else action)
+        pair = (torch.as_tensor(x, dtype=torch.float32, device=self.device) for x in (obs, action))
+        return self.critics(*pair).cpu().numpy()
 
 # %%
 #| export
@@ -887,22 +759,22 @@ def train_sac(config: SACConfig, progress: bool = True) -> RunResult:
 # First the aiming from above, with the same number of steps and updates:
 
 # %%
-def aim_with_sac(joints: int, seed: int = 0) -> float:
+def aim_with_sac(dimensions: int, seed: int = 0) -> float:
     """Return what SAC scores."""
-    agent = SAC("Aim-v0", env_kwargs={"joints": joints}, seed=seed, **AIM)
+    agent = SAC("Aim-v0", env_kwargs={"dimensions": dimensions}, seed=seed, **AIM)
     agent.learn(AIM_STEPS, progress=False)
     return agent.evaluate(episodes=200).mean
 
 
-sac_scores = [aim_with_sac(joints) for joints in JOINTS]
-for joints, dqn_score, sac_score in zip(JOINTS, dqn_scores, sac_scores, strict=True):
-    print(f"{joints} joints: DQN {dqn_score:.3f}, SAC {sac_score:.3f}")
+sac_scores = [aim_with_sac(dimensions) for dimensions in DIMENSIONS]
+for dimensions, dqn_score, sac_score in zip(DIMENSIONS, dqn_scores, sac_scores, strict=True):
+    print(f"{dimensions} dimensions: DQN {dqn_score:.3f}, SAC {sac_score:.3f}")
 assert sac_scores[-1] > -0.3
 
 # %% [markdown]
-# Now Pendulum-v1: a torque of at most 2 is too weak to lift the pole, so it has to be swung. An
-# episode is 200 steps; −1200 is about what random torques score, and −150 is swinging up at once
-# and staying. DQN gets its best chance, five torques and the same 4,000 steps, network, batch and
+# Now Pendulum-v1. A torque of at most 2 is too weak to lift the pole, so it has to be swung. An
+# episode has 200 steps; random torques score about −1200, and about −150 is swinging up at once and
+# staying there. DQN gets its best chance: five torques, and the same 4,000 steps, network, batch and
 # number of updates.
 
 # %%
@@ -923,14 +795,15 @@ def five_torques(**keywords: Any) -> gym.Env[np.ndarray, int]:
 
 
 gym.register("FiveTorques-v0", five_torques, disable_env_checker=True)
-PENDULUM: dict[str, Any] = {"hidden": (64, 64), "lr": 1e-3, "batch_size": 128, "warmup_steps": 250,
-                            "tau": 0.01, "eval_every": 500, "eval_episodes": 10, "log_every": 100}
+PENDULUM: dict[str, Any] = {"hidden": (64, 64), "lr": 1e-3, "batch_size": 128,
+                            "learning_starts": 250, "tau": 0.01, "eval_every": 500,
+                            "eval_episodes": 10, "log_every": 100}
 
 # %%
 began = time.process_time()
 agent = SAC("Pendulum-v1", seed=1, **PENDULUM)
 run = agent.learn(4_000)
-own = {"update_every": 1, "target_every": 1, "epsilon_steps": 2_000}
+own = {"train_frequency": 1, "target_update_interval": 1, "epsilon_decay_steps": 2_000}
 rival = DQN("FiveTorques-v0", seed=1, **own, **PENDULUM)
 rival_run = rival.learn(4_000)
 print(f"{time.process_time() - began:.0f} seconds of one core for both")
@@ -947,16 +820,15 @@ print(f"SAC after 4,000 steps: {final.mean:.0f}, 95 % interval {low:.0f} to {hig
 assert run.curve("eval_return_mean")[1].max() > -250  # it swings up, whatever comes after
 
 # %% [markdown]
-# DQN with five torques swings up, too: one joint is no reason for an actor. What SAC has gained is
-# that the same code aims five joints at once. And one seed is one seed: an agent that has learned
-# may fall back for a while. Of the stored runs that made the first figure, seed 1 is at −132 after
-# 6,500 steps, at −535 after 7,500 and at −170 after 8,000. So the assert asks for the best
-# evaluation, not for the last.
+# DQN with five torques swings up, too: one action dimension is no reason for an actor. What SAC has
+# gained is that the same code aims in five dimensions at once. And one seed is one seed: an agent that
+# has learned may fall back for a while, as the curves of the first figure do. So the assert asks for the
+# best evaluation, not for the last.
 #
-# The thermostat at work. The entropy, in *nats* since its logarithm is the natural one, starts near
-# that of a uniform choice, $\log 2 \approx 0.69$, falls as the policy grows sure, and is then held
-# at its target of −1. The temperature falls as long as the policy is more random than asked, and
-# stays where it balances.
+# The entropy coefficient at work: the entropy, in *nats* since its logarithm is the natural one, starts
+# near that of a uniform choice, $\log 2 \approx 0.69$. It falls as the policy becomes certain, and is
+# then held near its target of −1. The coefficient falls while the policy is more random than asked, and
+# settles where the two balance.
 
 # %%
 fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4))
@@ -965,14 +837,14 @@ left.axhline(-1, color=COLORS["reference"], linestyle="--", linewidth=1)
 label_curves(left, ylabel="entropy of the policy (nats)")
 left.annotate("target", (400, -1), (0, 5), textcoords="offset points")
 right.semilogy(*run.curve("alpha"), color=COLORS["sac"])
-label_curves(right, ylabel="temperature α (reward per nat)")
+label_curves(right, ylabel="entropy coefficient α (reward per nat)")
 steps, entropy = run.curve("entropy")
 assert entropy[-5:].mean() < entropy[0]
 
 # %% [markdown]
 # ## Watch it
 #
-# One greedy episode, its first three and a half seconds from left to right:
+# The first three and a half seconds of one greedy episode, from left to right:
 
 # %%
 env = make_env("Pendulum-v1", render_mode="rgb_array")
@@ -987,10 +859,10 @@ env.close()
 filmstrip(frames, times_shown)
 
 # %% [markdown]
-# And a look inside. For a pole at rest, the smaller critic over angle and torque: black marks what
-# the policy would do. The value is highest at the top, and there the policy pushes back towards it
-# from either side. Further out the torque is too weak to lift a pole at rest, so the policy pushes
-# the other way, down and through, to swing.
+# And a look inside: the smaller Q-value for a pole at rest, over angle and torque. Black dots mark what
+# the policy would do. The value is highest at the top, and near it the policy pushes the pole towards
+# the top from either side. Further out the torque is too weak to lift a pole at rest, so the policy
+# pushes the other way, down and through, to swing.
 
 # %%
 angles, torque = np.linspace(-np.pi, np.pi, 73), np.linspace(-2, 2, 41)
@@ -1014,10 +886,10 @@ assert abs(best) < 1  # the value is highest near the top
 # %% [markdown]
 # ## What each part buys
 #
-# The first 6,000 steps with one part taken away, five seeds each: SAC in vermilion, what is left in
-# black, mean and 95 % interval. *No entropy* holds the temperature at nearly zero, *fixed temperature*
-# at 0.2. *One critic* trains the class of the next chapter with a single member, which is SAC without
-# the smaller of two. *No replay* keeps only the last 128 transitions, one batch. Below stand the last
+# The first 6,000 steps with one part taken away, five seeds each: SAC in vermilion, the variant in
+# black, mean and 95 % interval. *No entropy* holds the entropy coefficient at nearly zero, *fixed
+# temperature* at 0.2. *One critic* has no minimum to take. *No target critics* copies the critics after
+# every update (`tau: 1`). *No replay* keeps only the last 128 transitions, one batch. Below are the last
 # evaluations of the seeds, their interquartile mean (IQM) and its interval, as
 # [sweeps](sweep.ipynb) explains them.
 
@@ -1027,160 +899,85 @@ draw_parts(plt.figure(), ablations, columns=5)
 print(made_by(ablations))
 
 # %% [markdown]
-# Without target critics the values chase themselves, and no seed learns to swing up. Without replay
-# the agent knows only the last 128 steps, less than one episode, and learns slowly and unsteadily: the
-# best seed ends at −222, the worst at −1124. All others end at the same place but for single seeds: by
-# 6,000 steps Pendulum is solved. **Entropy, the learned temperature and the second critic buy nothing
-# here that five seeds could show.** Without entropy the mean is higher for the first 3,000 steps (−473
-# against −801 at 2,500); then one seed stays behind until past 4,000 and ends at −292. A fixed
-# temperature of 0.2 arrives, too, though somebody has to know that number: at 3,000 steps one of its
-# seeds is above −400 where SAC has three, at 3,500 both have three. With one critic four seeds are above
-# −400 at 3,000 steps, and one of them falls back later, to −306. Each agent is judged by the same twenty starts of its seed,
-# which is why the dots of the variants stand at nearly the same places.
+# ABLATION PROSE
 
 # %% [markdown]
 # ## Honest edges
 #
 # What differs from the papers, and why:
 #
-# - **Two papers in one.** The first has a network for the value of a state besides the critics, and
-#   a fixed weight of the entropy. The second drops that network and learns the temperature, and so
+# - **Two papers in one.** The first paper has a network for the value of a state besides the critics,
+#   and a fixed weight of the entropy. The second drops that network and learns the coefficient, and so
 #   do we.
-# - **One step for all.** Adam moves critics, policy and temperature together, so the policy climbs
-#   the critics as they were before the step. The papers' algorithm moves the critics first.
-# - **The temperature's loss** has $\log\alpha$ where the paper's equation has $\alpha$; the
-#   authors' code has it too. The sign of the gradient is the same.
-# - **Sizes.** `rlbook.sac` starts from the papers' two layers of 256, batch 256, 3·10⁻⁴ and τ =
-#   0.005. The config for Pendulum has 64 units, batch 128, 10⁻³ and τ = 0.01: smaller, so that a
+# - **The loss of the entropy coefficient** has $\log\alpha$ where the paper's equation has $\alpha$; the
+#   authors' code has it, too. The sign of the gradient is the same.
+# - **Sizes.** The defaults are the papers' two layers of 256, batch 256, learning rate 3·10⁻⁴ and
+#   τ = 0.005. The config for Pendulum has 64 units, batch 128, 10⁻³ and τ = 0.01: smaller, so that a
 #   chapter can run it.
-# - **Warm-up** is by random actions within the bounds, with no updates meanwhile.
+# - **The first steps** are random actions, uniform within the bounds, with no updates meanwhile.
 #
-# The papers do not test on Pendulum. RL Zoo reports −157 for SAC at 20,000 steps from one run; the
-# cell prints ours at 10,000, for five. What this chapter does not claim: scores on MuJoCo at the
-# papers' million steps. The next chapter runs SAC on Hopper for 15,000, as a rival.
-
-# %%
-final = np.array(stored["runs"]["SAC"]["final"])
-last = stored["runs"]["SAC"]["steps"][-1]
-print(f"ours at {last:,} steps: mean {final.mean():.0f}, worst seed {final.min():.0f}")
-assert final.min() >= -200
+# The papers do not test on Pendulum. RL Zoo reports −157 for SAC at 20,000 steps from one run; the first
+# figure shows ours at 10,000, for five. This chapter does not claim scores on MuJoCo at the papers'
+# million steps. The next chapter runs SAC on Hopper for 15,000, as a rival.
 
 # %% [markdown]
 # ## Exercises
 #
-# **Exercise 1.** A policy has σ so small that it is nearly certain. What is its entropy, roughly,
-# and what does the thermostat do? Why can an entropy be negative at all?
+# **Exercise 1.** A policy has σ so small that it is nearly certain. What is its entropy, roughly, and
+# what happens to α? Why can an entropy be negative at all?
 #
 # <details>
 # <summary>Solution</summary>
 #
 # The entropy of a Gaussian is $\log\sigma + \tfrac12\log 2\pi e$, which goes to $-\infty$ as
-# $\sigma \to 0$: a density may be larger than 1, so its log may be positive. It is below any
-# target, so α rises until chance pays again. The target of −1 for one joint is a policy that is
-# spread like a uniform density of width $e^{-1} \approx 0.37$ out of 2.
+# $\sigma \to 0$: a density may be larger than 1, so its log may be positive. It is below any target, so
+# α rises until entropy pays again. The target of −1 for one action dimension is a policy that is spread
+# like a uniform density of width $e^{-1} \approx 0.37$ out of 2.
 #
 # ```python
 # noise = torch.randn(50_000, 1)
 # narrow = torch.full_like(noise, math.log(0.01))
 # _, log_prob = squashed_sample(torch.zeros_like(noise), narrow, noise)
-# entropy = -log_prob.mean().item()
-# assert abs(entropy - (math.log(0.01) + 1.419)) < 0.02
-# assert temperature_slope(entropy, target_entropy=-1.0) < 0  # a step against it raises log α
+# assert abs(-log_prob.mean().item() - (math.log(0.01) + 1.419)) < 0.02
+# log_alpha = torch.zeros((), requires_grad=True)
+# alpha_loss(log_alpha, log_prob, target_entropy=-1.0)[0].backward()
+# assert log_alpha.grad < 0  # a step against it raises log α
 # ```
 #
 # </details>
 
 # %% [markdown]
-# **Exercise 2.** In `sac_target` the next action is drawn from the policy as it is now, not taken
-# from the buffer. What would SAC learn if it used the stored next action?
+# **Exercise 2.** In the target the next action is sampled from the policy as it is now, not taken from
+# the buffer. What would SAC learn if it used the stored next action?
 #
 # <details>
 # <summary>Solution</summary>
 #
-# The value of the mixture of old policies that filled the buffer, as SARSA would, the method that
-# learns from state, action, reward, state and action just as they were played: the critics would
-# lag behind the policy by half a buffer. With the fresh action the transition only has to tell what
-# the *environment* does. Say there are two next actions, worth 0 and 1, of which the old policy
-# took the better one time in ten, and the new one takes it nine times in ten. The mean target is
-# what a critic learns:
+# The value of the mixture of old policies that filled the buffer, as SARSA would: the critics would lag
+# behind the policy by half a buffer. With the new action, a transition only has to tell what the
+# *environment* does. Say there are two next actions, worth 0 and 1. The old policy took the better one
+# time in ten, the new one takes it nine times in ten. The mean target is what a critic learns:
 #
 # ```python
 # nothing = torch.zeros(10_000)  # no reward, no end, no bonus
-# for better in (0.1, 0.9):  # how often: among the stored next actions, and among the fresh ones
+# for better in (0.1, 0.9):  # how often: among the stored next actions, and among the new ones
 #     next_q = (torch.rand(10_000, 1) < better).float()  # (batch, critics)
-#     y = sac_target(nothing, nothing + 1, nothing.bool(), next_q, nothing, torch.tensor(0.2))
+#     y = sac_target(nothing, nothing + 1, nothing.bool(), next_q, nothing, alpha=0.2)
 #     assert abs(y.mean().item() - better) < 0.02
 # ```
 #
 # </details>
 
 # %% [markdown]
-# **Exercise 3.** Estimate by simulation how far the smaller of two critics is below the truth when
-# each errs by a standard normal number, and how far the larger is above. Which would you rather
-# climb?
+# **Exercise 3.** Take the log-det of tanh out of `squashed_sample` and train Pendulum. What does the
+# curve of the entropy show, and where do the actions go?
 #
 # <details>
 # <summary>Solution</summary>
 #
-# ```python
-# errors = np.random.default_rng(0).standard_normal((100_000, 2))
-# assert abs(errors.min(axis=1).mean() - -0.564) < 0.01
-# assert abs(errors.max(axis=1).mean() - 0.564) < 0.01
-# ```
-#
-# Exactly it is $\mp 1/\sqrt\pi = \mp 0.564$. An error upwards attracts the policy and feeds itself
-# through the target; an error downwards is only a place that is visited less.
-#
-# </details>
-
-# %% [markdown]
-# **Exercise 4 (a planted bug).** This loss trains without a complaint and learns badly. Its value
-# is off even on one step worked by hand. What is wrong?
-
-# %%
-def buggy_target(
-    reward: Tensor, discount: Tensor, terminated: Tensor, next_q: Tensor, next_log_prob: Tensor,
-    alpha: Tensor,
-) -> Tensor:
-    next_value = next_q.amin(dim=1, keepdim=True) - alpha * next_log_prob
-    return reward + discount * ~terminated * next_value
-
-
-two = {name: torch.cat([x, x]) if x.ndim else x for name, x in step.items()}
-buggy_target(terminated=torch.tensor([False, True]), **two)
-
-# %% [markdown]
-# <details>
-# <summary>Solution</summary>
-#
-# `keepdim=True` makes the values `(batch, 1)`, and minus a `(batch,)` gives `(batch, batch)`: each
-# row has the targets of all steps, and the mean over them pulls every value to the average. The
-# target has to be `(batch,)`; `critic_loss` would have refused it:
-#
-# ```python
-# def buggy_target(
-#     reward: Tensor, discount: Tensor, terminated: Tensor, next_q: Tensor, next_log_prob: Tensor,
-#     alpha: Tensor,
-# ) -> Tensor:
-#     next_value = next_q.amin(dim=1) - alpha * next_log_prob
-#     return reward + discount * ~terminated * next_value
-#
-# targets = buggy_target(terminated=torch.tensor([False, True]), **two)
-# assert targets.shape == (2,) and torch.allclose(targets, torch.tensor([3.25, 1.0]))
-# ```
-#
-# </details>
-
-# %% [markdown]
-# **Exercise 5.** Take the correction for squashing out of `squashed_sample` and train Pendulum.
-# What does the entropy's curve show, and where do the actions go?
-#
-# <details>
-# <summary>Solution</summary>
-#
-# Without it the entropy is that of the Gaussian before squashing. It can be had for nothing by
-# growing σ: all actions pile up at the bounds, where tanh is flat, while the thermostat believes
-# that the policy is as random as asked. The density plot above, at σ = 2, is such a policy.
+# Without it the entropy is that of the Gaussian before squashing, and growing σ raises it for free: all
+# actions pile up at the bounds, where tanh is flat, while the entropy seems to be as high as asked. The
+# density plot above, at σ = 2, is such a policy.
 #
 # ```python
 # noise = torch.randn(50_000, 1)
@@ -1194,13 +991,158 @@ buggy_target(terminated=torch.tensor([False, True]), **two)
 # </details>
 
 # %% [markdown]
+# **Exercise 4 (a planted bug).** This target trains without a complaint and learns badly. Its value is
+# wrong even for two steps worked by hand. What is wrong?
+
+# %%
+def buggy_target(
+    reward: Tensor, discount: Tensor, terminated: Tensor, next_q: Tensor, next_log_prob: Tensor,
+    alpha: float,
+) -> Tensor:
+    next_value = next_q.amin(dim=1, keepdim=True) - alpha * next_log_prob
+    return reward + discount * ~terminated * next_value
+
+
+two = {name: torch.cat([x, x]) if isinstance(x, Tensor) else x for name, x in step.items()}
+buggy_target(terminated=torch.tensor([False, True]), **two)
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# `keepdim=True` makes the values `(batch, 1)`, and minus a `(batch,)` gives `(batch, batch)`: each row
+# has the targets of all steps, and the mean over them pulls every value to the average. The target has
+# to be `(batch,)`; `critic_loss` would have refused it:
+#
+# ```python
+# def buggy_target(
+#     reward: Tensor, discount: Tensor, terminated: Tensor, next_q: Tensor, next_log_prob: Tensor,
+#     alpha: float,
+# ) -> Tensor:
+#     next_value = next_q.amin(dim=1) - alpha * next_log_prob
+#     return reward + discount * ~terminated * next_value
+#
+# targets = buggy_target(terminated=torch.tensor([False, True]), **two)
+# assert targets.shape == (2,) and torch.allclose(targets, torch.tensor([3.25, 1.0]))
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 5.** Close the chapter and write the update of SAC from memory, with nothing but PyTorch.
+# Then copy an agent, update the original with `update` and the copy with your code, and compare the
+# weights. (Take the noise from the copy's generator, first for the next actions, then for the actions.)
+#
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# def sample_action(actor: nn.Module, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+#     mean, log_std = actor(obs)
+#     gaussian = torch.distributions.Normal(mean, log_std.exp())
+#     u = mean + log_std.exp() * noise
+#     log_prob = gaussian.log_prob(u) - torch.log(1 - u.tanh() ** 2 + 1e-9)
+#     return u.tanh(), log_prob.sum(dim=1)
+#
+#
+# def my_update(agent: SAC, batch: Batch) -> None:
+#     alpha = agent.temperature.log_alpha.exp().detach()
+#     with torch.no_grad():
+#         noise = agent.sample_noise(len(batch.reward))
+#         next_action, next_log_prob = sample_action(agent.actor, batch.next_obs, noise)
+#         next_q = agent.target_critics(batch.next_obs, next_action).min(dim=1).values
+#         next_value = next_q - alpha * next_log_prob
+#         y = batch.reward + batch.discount * (1 - batch.terminated.float()) * next_value
+#     q = agent.critics(batch.obs, batch.action)
+#     loss = sum(nn.functional.mse_loss(q_i, y) for q_i in q.unbind(dim=1))
+#     agent.critic_optimizer.zero_grad()
+#     loss.backward()
+#     agent.critic_optimizer.step()
+#
+#     noise = agent.sample_noise(len(batch.reward))
+#     action, log_prob = sample_action(agent.actor, batch.obs, noise)
+#     q = agent.critics(batch.obs, action).min(dim=1).values
+#     loss = (alpha * log_prob - q).mean()
+#     agent.actor_optimizer.zero_grad()
+#     loss.backward()
+#     agent.actor_optimizer.step()
+#
+#     loss = -(agent.temperature.log_alpha * (log_prob.detach() - 1)).mean()  # one dimension
+#     agent.alpha_optimizer.zero_grad()
+#     loss.backward()
+#     agent.alpha_optimizer.step()
+#
+#     with torch.no_grad():
+#         pairs = zip(agent.target_critics.parameters(), agent.critics.parameters())
+#         for target, online in pairs:
+#             target.add_(agent.config.tau * (online - target))
+#
+#
+# original = SAC("Pendulum-v1", hidden=(32, 32), batch_size=64, learning_starts=64)
+# original.learn(64, progress=False)
+# mine = copy.deepcopy(original)
+# for _ in range(5):
+#     batch = original.sample()
+#     original.update(batch)
+#     my_update(mine, batch)
+# for name in ("actor", "critics", "target_critics", "temperature"):
+#     ours, theirs = (getattr(agent, name).parameters() for agent in (original, mine))
+#     for one, other in zip(ours, theirs, strict=True):
+#         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 6.** Put layer normalisation into the critics, before each ReLU. Any module with the inputs
+# and outputs of `Critics` will do.
+#
+# <details>
+# <summary>Solution</summary>
+#
+# Two ordinary networks, and `make_critics` returns them. Nothing else changes.
+#
+# ```python
+# class NormedCritics(nn.Module):
+#     def __init__(self, inputs: int, actions: int, units: int, num_critics: int) -> None:
+#         super().__init__()
+#         self.networks = nn.ModuleList(
+#             nn.Sequential(
+#                 nn.Linear(inputs + actions, units), nn.LayerNorm(units), nn.ReLU(),
+#                 nn.Linear(units, units), nn.LayerNorm(units), nn.ReLU(),
+#                 nn.Linear(units, 1),
+#             )
+#             for _ in range(num_critics)
+#         )
+#
+#     def forward(self, obs: Tensor, action: Tensor, chosen: Tensor | None = None) -> Tensor:
+#         x = torch.cat([obs, action], dim=1)
+#         q = torch.cat([network(x) for network in self.networks], dim=1)  # (batch, critics)
+#         return q if chosen is None else q[:, chosen]
+#
+#
+# class NormedSAC(SAC):
+#     name = "normed_sac"
+#
+#     def make_critics(self) -> nn.Module:
+#         return NormedCritics(inputs=3, actions=1, units=64, num_critics=2)
+#
+#
+# agent = NormedSAC("Pendulum-v1", batch_size=64, learning_starts=100)
+# agent.learn(200, progress=False)
+# assert agent.updates == 100 and agent.q_values(np.zeros((4, 3))).shape == (4, 2)
+# ```
+#
+# </details>
+
+# %% [markdown]
 # ## Use it
 #
 # ```python
-# from rlbook.sac import SAC
+# from rlbook import SAC
 #
-# agent = SAC("Pendulum-v1", hidden=(64, 64), lr=1e-3, batch_size=128, warmup_steps=250, tau=0.01)
-# agent.learn(5_000)
+# agent = SAC.from_config("pendulum")
+# agent.learn(10_000)
 # agent.evaluate(episodes=20).mean
 # ```
 #

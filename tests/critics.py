@@ -1,4 +1,4 @@
-"""What the tests of SAC and REDQ share: inputs of their losses."""
+"""What the tests of SAC and REDQ share: inputs of their targets and losses."""
 
 from typing import Any
 
@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 
-def random_loss_inputs(seed: int, batch: int, critics: int, subset: int) -> dict[str, Tensor]:
-    """Tensors of the right shapes, a third of the steps terminated."""
+def random_loss_inputs(
+    seed: int, batch: int, critics: int, subset: int
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Values (batch, critics) and what makes their target, a third of the steps terminated."""
     generator = np.random.default_rng(seed)
+    q = torch.from_numpy(generator.normal(size=(batch, critics)))
     numbers: dict[str, Any] = {
-        "q": generator.normal(size=(batch, critics)),
         "reward": generator.normal(size=batch),
         "discount": generator.uniform(0.9, 1, size=batch),
         "terminated": generator.random(batch) < 1 / 3,
@@ -19,4 +21,4 @@ def random_loss_inputs(seed: int, batch: int, critics: int, subset: int) -> dict
         "next_log_prob": generator.normal(size=batch),
         "alpha": np.array(0.3),
     }
-    return {name: torch.from_numpy(np.asarray(value)) for name, value in numbers.items()}
+    return q, {name: torch.from_numpy(np.asarray(value)) for name, value in numbers.items()}

@@ -1,5 +1,6 @@
-"""SAC: its density, its critics, its losses, its bounds, and a run that is cut off and resumed."""
+"""SAC: its density, networks, losses, bounds and update, and a run that is cut off and resumed."""
 
+import copy
 import json
 import math
 import shlex
@@ -15,25 +16,23 @@ import torch
 from critics import random_loss_inputs
 from helpers import assert_same_run
 from scipy.integrate import quad
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlbook.cli import main
 from rlbook.redq import REDQ
-from rlbook.replay import Batch
 from rlbook.run import resume
 from rlbook.sac import (
     SAC,
     ActionScale,
+    Actor,
     Critics,
-    NoiseSource,
     SACConfig,
-    SACModel,
-    log_slope,
-    policy_loss,
-    policy_slopes,
-    sac_loss,
+    actor_loss,
+    alpha_loss,
+    critic_loss,
+    log_det_tanh,
+    sac_target,
     squashed_sample,
-    temperature_slope,
     train_sac,
 )
 from rlbook.settings import make_config, read_settings, shipped_configs
@@ -41,7 +40,7 @@ from rlbook.settings import make_config, read_settings, shipped_configs
 SMALL: dict[str, Any] = {
     "hidden": (16, 16),
     "batch_size": 32,
-    "warmup_steps": 64,
+    "learning_starts": 64,
     "buffer_size": 2_000,
     "eval_every": 0,
 }
@@ -145,86 +144,154 @@ def test_log_prob_next_to_the_bounds_in_float32() -> None:
     assert torch.isinf(naive).any()  # what the textbook formula would have given
 
 
-def test_slope_has_finite_gradients() -> None:
+def test_log_det_of_tanh_has_finite_gradients() -> None:
     u = torch.tensor([-40.0, -5.0, 0.0, 5.0, 40.0], requires_grad=True)
-    log_slope(u).sum().backward()
+    log_det_tanh(u).sum().backward()
     assert u.grad is not None
     torch.testing.assert_close(u.grad, -2 * torch.tanh(u.detach()), atol=1e-5, rtol=1e-5)
 
 
-# The critics
+# The networks
+
+
+def test_actor_clamps_its_log_standard_deviation() -> None:
+    actor = Actor(3, 2, (8, 8))
+    mean, log_std = actor(1e4 * torch.randn(64, 3))
+    assert mean.shape == log_std.shape == (64, 2)
+    assert log_std.min() == -20 and log_std.max() == 2
+    assert actor(torch.zeros(1, 3, dtype=torch.uint8))[0].dtype == torch.float32  # bytes, too
+
+
+@pytest.mark.parametrize("hidden", [(), (8,), (8, 6)])
+def test_critics_are_separate_networks(hidden: tuple[int, ...]) -> None:
+    critics = Critics(3, 2, hidden, num_critics=4)
+    obs, action = torch.randn(5, 3), torch.randn(5, 2)
+    q = critics(obs, action)
+    assert q.shape == (5, 4)
+    for i in range(4):  # one by one, with ordinary layers
+        x = torch.cat([obs, action], dim=1)
+        for weight, bias in zip(critics.weights, critics.biases, strict=True):
+            x = x if weight is critics.weights[0] else x.relu()
+            x = nn.functional.linear(x, weight[i].t(), bias[i, 0])
+        torch.testing.assert_close(q[:, i], x.squeeze(1))
 
 
 def test_chosen_critics_are_columns_of_all() -> None:
-    critics = Critics(3, 2, (8, 8), members=5)
+    critics = Critics(3, 2, (8, 8), num_critics=5)
     obs, action, chosen = torch.randn(4, 3), torch.randn(4, 2), torch.tensor([3, 0])
     torch.testing.assert_close(critics(obs, action, chosen), critics(obs, action)[:, chosen])
 
 
-def test_critics_that_only_judge_get_no_gradient() -> None:
-    critics = Critics(3, 2, (8, 8), members=2)
-    action = torch.randn(4, 2, requires_grad=True)
-    critics(torch.randn(4, 3), action, learn=False).sum().backward()
-    assert action.grad is not None and action.grad.abs().sum() > 0
-    assert all(weight.grad is None for weight in critics.parameters())
+def test_critics_start_like_linear_layers_and_apart() -> None:
+    torch.manual_seed(0)
+    critics, linear = Critics(30, 2, (64, 64), num_critics=8), nn.Linear(32, 8 * 64)
+    assert len(list(critics.parameters())) == 6
+    for weight, bias in zip(critics.weights, critics.biases, strict=True):
+        bound = 1 / math.sqrt(weight.shape[1])
+        assert 0.9 * bound < weight.abs().max() <= bound and bias.abs().max() <= bound
+        assert all((weight[0] != other).any() for other in weight[1:])
+    assert critics.weights[0].std().item() == pytest.approx(linear.weight.std().item(), rel=0.05)
 
 
-def test_policy_listens_to_the_smaller_critic() -> None:
-    model, q = SACModel(3, 2, (8,)), torch.randn(6, 2)
-    torch.testing.assert_close((model.share(q) * q).sum(dim=1), q.min(dim=1).values)
-    assert torch.equal(model.share(torch.zeros(4, 2)).sum(dim=1), torch.ones(4))  # a tie is one
+class NormedActor(nn.Module):
+    """An actor of somebody else, with layer normalisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(1, 16), nn.LayerNorm(16), nn.ReLU())
+        self.mean, self.log_std = nn.Linear(16, 1), nn.Linear(16, 1)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.body(obs)
+        return self.mean(features), self.log_std(features).clamp(-5, 2)
+
+
+class NormedCritics(nn.Module):
+    """Critics of somebody else: a list of networks with layer normalisation."""
+
+    def __init__(self, num_critics: int) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(
+            nn.Sequential(nn.Linear(2, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, 1))
+            for _ in range(num_critics)
+        )
+
+    def forward(self, obs: Tensor, action: Tensor, chosen: Tensor | None = None) -> Tensor:
+        x = torch.cat([obs, action], dim=1)
+        q = torch.cat([network(x) for network in self.networks], dim=1)
+        return q if chosen is None else q[:, chosen]
+
+
+@pytest.mark.parametrize("parent", [SAC, REDQ])
+def test_networks_can_be_replaced(parent: type[SAC]) -> None:
+    class Normed(parent):  # type: ignore[valid-type,misc]
+        def make_actor(self) -> nn.Module:
+            return NormedActor()
+
+        def make_critics(self) -> nn.Module:
+            return NormedCritics(self.config.num_critics)
+
+    keywords = {"best": 2.0, "low": -1.0, "high": 3.0, "length": 1, "terminates": True}
+    own = {"gradient_steps": 1, "policy_delay": 1, "lr": 3e-3}
+    agent = Normed("Probe-v0", env_kwargs=keywords, **{**SMALL, **own})
+    agent.learn(500, progress=False)
+    action, _ = agent.predict(np.full(1, 0.5))
+    assert action[0] == pytest.approx(2.0, abs=0.3)
 
 
 # The losses
 
 
-def test_loss_is_that_of_numpy() -> None:
+def test_losses_are_those_of_numpy() -> None:
     for batch in (1, 7, 64):
-        inputs = random_loss_inputs(batch, batch, 2, 2)
-        loss, metrics = sac_loss(**inputs)
+        q, inputs = random_loss_inputs(batch, batch, 2, 2)
+        target = sac_target(**inputs)
+        loss, metrics = critic_loss(q, target)
         x = {name: value.numpy() for name, value in inputs.items()}
         soft = x["next_q"].min(axis=1) - x["alpha"] * x["next_log_prob"]
         y = x["reward"] + x["discount"] * np.where(x["terminated"], 0, soft)
-        errors = x["q"] - y[:, None]
+        errors = q.numpy() - y[:, None]
+        np.testing.assert_allclose(target.numpy(), y)
         assert float(loss) == pytest.approx((errors**2).mean(0).sum())
-        assert float(metrics["q_mean"]) == pytest.approx(x["q"].mean())
+        assert float(metrics["loss"]) == float(loss)
+        assert float(metrics["q_mean"]) == pytest.approx(q.numpy().mean())
+        assert float(metrics["q_std"]) == pytest.approx(q.numpy().std(axis=1).mean())
         assert float(metrics["target_mean"]) == pytest.approx(y.mean())
         assert float(metrics["td_error_abs"]) == pytest.approx(np.abs(errors).mean())
 
 
 @pytest.mark.parametrize("name", ["reward", "discount", "terminated", "next_log_prob"])
-def test_loss_refuses_shapes_that_would_broadcast(name: str) -> None:
-    inputs = random_loss_inputs(0, 8, 2, 2)
+def test_target_refuses_shapes_that_would_broadcast(name: str) -> None:
+    _, inputs = random_loss_inputs(0, 8, 2, 2)
     inputs[name] = inputs[name].unsqueeze(1)
     with pytest.raises(ValueError, match=name):
-        sac_loss(**inputs)
+        sac_target(**inputs)
 
 
-def test_loss_refuses_values_of_another_batch() -> None:
-    inputs = random_loss_inputs(0, 8, 2, 2)
+def test_losses_refuse_shapes_that_would_broadcast() -> None:
+    q, inputs = random_loss_inputs(0, 8, 2, 2)
+    with pytest.raises(ValueError, match="reward"):
+        sac_target(**{**inputs, "next_q": inputs["next_q"].t()})
     with pytest.raises(ValueError, match="next_q"):
-        sac_loss(**{**inputs, "next_q": inputs["next_q"].t()})
+        sac_target(**{**inputs, "next_q": inputs["next_q"][:, 0]})
+    with pytest.raises(ValueError, match="target"):
+        critic_loss(q, torch.zeros(8, 1))
+    with pytest.raises(ValueError, match="q must be"):
+        critic_loss(q[:, 0], torch.zeros(8))
     with pytest.raises(ValueError, match="log_prob"):
-        policy_loss(torch.zeros(8), torch.zeros(8, 1), torch.tensor(1.0))
+        actor_loss(torch.zeros(8), torch.zeros(8, 1), 1.0)
+    with pytest.raises(ValueError, match="value"):
+        actor_loss(torch.zeros(8, 1), torch.zeros(8), 1.0)
+    with pytest.raises(ValueError, match="log_prob"):
+        alpha_loss(torch.zeros(()), torch.zeros(8, 1), -1.0)
 
 
 @pytest.mark.parametrize(("entropy", "sign"), [(-3.0, 1), (1.0, -1)])
-def test_temperature_rises_while_entropy_is_too_low(entropy: float, sign: int) -> None:
-    slope = temperature_slope(entropy, target_entropy=-1.0)
-    assert math.copysign(1, -slope) == sign  # the step is against the slope
-
-
-def test_slopes_of_the_policy_are_those_of_autograd() -> None:
-    torch.manual_seed(0)
-    mean, log_std, noise = torch.randn(3, 8, 2, dtype=torch.float64)
-    mean, log_std = mean.requires_grad_(), log_std.requires_grad_()
-    action, log_prob = squashed_sample(mean, log_std, noise)
-    q, alpha = (action.square() + action.prod(dim=1, keepdim=True)).sum(dim=1), 0.3
-    (q_slope,) = torch.autograd.grad(q.sum(), action, retain_graph=True)
-    expected = torch.autograd.grad(policy_loss(q, log_prob, alpha), [mean, log_std])
-    with torch.no_grad():
-        found = policy_slopes(action, log_std.exp() * noise, q_slope, alpha) / len(noise)
-    torch.testing.assert_close(found, torch.cat(expected, dim=1))
+def test_entropy_coefficient_rises_while_entropy_is_too_low(entropy: float, sign: int) -> None:
+    log_alpha, log_prob = torch.zeros((), requires_grad=True), torch.full((4,), -entropy)
+    alpha_loss(log_alpha, log_prob.requires_grad_(), target_entropy=-1.0)[0].backward()
+    assert log_alpha.grad is not None and log_prob.grad is None
+    assert math.copysign(1, -log_alpha.grad.item()) == sign  # the step is against the gradient
 
 
 # The agent
@@ -235,7 +302,7 @@ def test_slopes_of_the_policy_are_those_of_autograd() -> None:
 def test_any_finite_bounds(low: float, high: float, dtype: str) -> None:
     agent = probe_agent(low=low, high=high, action_dtype=dtype)
     agent.learn(120, progress=False)  # the probe asserts that actions are in its space
-    stored = agent.replay.rows["action"][: len(agent.replay)]
+    stored = agent.replay.storage["action"][: len(agent.replay)]
     assert np.abs(stored).max() <= 1 + 1e-5 and stored.std() > 0.1
     action, _ = agent.predict(np.full(1, 0.5))
     assert agent.action_space.contains(action)
@@ -252,10 +319,10 @@ def test_scale_goes_there_and_back() -> None:
 def test_truncation_still_bootstraps() -> None:
     agent = probe_agent(length=3)
     agent.learn(12, progress=False)
-    assert not agent.replay.rows["terminated"].any()
+    assert not agent.replay.storage["terminated"].any()
     agent = probe_agent(length=3, terminates=True)
     agent.learn(12, progress=False)
-    np.testing.assert_array_equal(np.flatnonzero(agent.replay.rows["terminated"]), [2, 5, 8, 11])
+    np.testing.assert_array_equal(np.flatnonzero(agent.replay.storage["terminated"]), [2, 5, 8, 11])
 
 
 @pytest.mark.parametrize(("terminates", "value"), [(False, 2.0), (True, 1.0)])
@@ -277,83 +344,127 @@ def test_learns_the_best_action_of_a_bandit() -> None:
 def test_one_update_moves_all_parts_and_reports() -> None:
     agent = probe_agent()
     agent.learn(64, progress=False)
-    learned = [*agent.model.parameters(), agent.temperature.log_alpha]
-    before = [weight.detach().clone() for weight in learned]
-    result = agent.update(agent.sample())
-    after = [*agent.model.parameters(), agent.temperature.log_alpha]
-    moved = [bool((a != b).any()) for a, b in zip(after, before, strict=True)]
-    assert all(moved)
-    assert math.isfinite(result.loss)
-    brief = ["loss", "policy_loss", "entropy", "alpha"]
-    assert list(result.brief) == brief
-    assert list(result.metrics) == [*brief, "q_mean", "target_mean", "td_error_abs"]
+    before = copy.deepcopy(agent)
+    metrics = agent.update(agent.sample()).metrics
+    for part in ("actor", "critics", "target_critics", "temperature"):
+        pairs = zip(
+            getattr(agent, part).parameters(), getattr(before, part).parameters(), strict=True
+        )
+        assert all(bool((a != b).any()) for a, b in pairs), part
+    of_critics = ["loss", "q_mean", "q_std", "target_mean", "td_error_abs"]
+    assert list(metrics) == [*of_critics, "actor_loss", "entropy", "alpha"]
+    assert all(value.isfinite() and not value.requires_grad for value in metrics.values())
+    assert all(value.shape == () for value in metrics.values())
 
 
-def autograd_gradients(agent: SAC, batch: Batch, noise: Tensor) -> list[Tensor]:
-    """The gradients of critics, actor and temperature, from the losses by autograd alone."""
-    model, alpha = agent.model, agent.temperature.alpha()
-    log_alpha = agent.temperature.log_alpha.clone().requires_grad_()
-    next_noise, noise = noise.chunk(2)
-    with torch.no_grad():
-        next_action, next_log_prob = squashed_sample(*model.policy(batch.next_obs), next_noise)
-        next_q = agent.target(batch.next_obs, next_action, agent.choose_critics())
-    q = model.critics(batch.obs, batch.action)
-    reward, discount, terminated = batch.reward, batch.discount, batch.terminated
-    loss, _ = sac_loss(q, reward, discount, terminated, next_q, next_log_prob, alpha)
-    action, log_prob = squashed_sample(*model.policy(batch.obs), noise)
-    values = model.critics(batch.obs, action, learn=False)
-    value = values.amin(dim=1) if agent.name == "sac" else values.mean(dim=1)
-    total = loss + policy_loss(value, log_prob, alpha)
-    total = total - log_alpha * (log_prob.detach() + agent.temperature.target_entropy).mean()
-    return list(torch.autograd.grad(total, [model.critics.weights, model.actor.weights, log_alpha]))
+def gradients(module: nn.Module) -> list[Tensor]:
+    """The gradients of all parameters, which must be there."""
+    return [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
 
 
 @pytest.mark.parametrize("agent_class", [SAC, REDQ])
-@pytest.mark.parametrize("wide", [False, True])
-def test_update_follows_the_gradient_of_the_losses(agent_class: type[SAC], wide: bool) -> None:
-    settings = {**SMALL, "policy_delay": 1, "updates_per_step": 1, "initial_alpha": 0.2}
-    agent = agent_class("Pendulum-v1", **settings)
+def test_gradients_are_those_of_the_equations(agent_class: type[SAC]) -> None:
+    agent = agent_class("Pendulum-v1", **SMALL, initial_alpha=0.2)
     agent.learn(64, progress=False)
-    if wide:  # the log std of some actions is held at its limit
-        agent.model.actor.weights.data[:, -1] = 2.0
-    batch, state = agent.sample(), agent.noise.state_dict()
-    noise = torch.empty(2 * len(batch.reward), 1).normal_(generator=agent.noise.generator)
-    expected = autograd_gradients(agent, batch, noise)
-    agent.noise.load_state_dict(state)
-    agent.update(batch)
-    parts = [agent.model.critics.weights, agent.model.actor.weights, agent.temperature.log_alpha]
-    for part, gradient in zip(parts, expected, strict=True):
-        assert part.grad is not None
-        torch.testing.assert_close(part.grad, gradient, atol=1e-5, rtol=1e-4)
+    batch, alpha = agent.sample(), agent.temperature().detach()
+    next_noise, noise = agent.sample_noise(32), agent.sample_noise(32)
+    chosen = agent.choose_critics()
+
+    def sample(obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = agent.actor(obs)
+        gaussian = torch.distributions.Normal(mean, log_std.exp())
+        tanh = torch.distributions.TanhTransform(cache_size=1)
+        action = tanh(mean + log_std.exp() * noise)
+        policy = torch.distributions.TransformedDistribution(gaussian, [tanh])
+        return action, policy.log_prob(action).sum(dim=1)
+
+    with torch.no_grad():
+        next_action, next_log_prob = sample(batch.next_obs, next_noise)
+        next_q = agent.target_critics(batch.next_obs, next_action)
+        next_q = next_q if chosen is None else next_q[:, chosen]
+        soft = next_q.min(dim=1).values - alpha * next_log_prob
+        y = batch.reward + batch.discount * (1 - batch.terminated.float()) * soft
+    q = agent.critics(batch.obs, batch.action)
+    loss = sum((q[:, i] - y).square().mean() for i in range(q.shape[1]))
+    expected = torch.autograd.grad(loss, list(agent.critics.parameters()))
+    agent.critic_gradients(batch, next_noise, chosen)
+    torch.testing.assert_close(gradients(agent.critics), list(expected), atol=1e-5, rtol=1e-4)
+
+    agent.critic_optimizer.zero_grad()
+    action, log_prob = sample(batch.obs, noise)
+    q = agent.critics(batch.obs, action)
+    value = q.min(dim=1).values if agent_class is SAC else q.mean(dim=1)
+    loss = (alpha * log_prob - value).mean()
+    expected = torch.autograd.grad(loss, list(agent.actor.parameters()))
+    agent.actor_gradients(batch.obs, noise)
+    torch.testing.assert_close(gradients(agent.actor), list(expected), atol=1e-5, rtol=1e-4)
+    assert not gradients(agent.critics), "the actor's loss is not the critics' business"
+    (slope,) = gradients(agent.temperature)
+    torch.testing.assert_close(slope, -log_prob.detach().mean() + 1)  # entropy minus its target
 
 
-def test_fixed_temperature_stays() -> None:
+def test_actor_learns_from_the_critics_after_their_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = probe_agent()
+    agent.learn(64, progress=False)
+    seen: dict[str, list[Tensor]] = {}
+
+    def watch(name: str) -> None:
+        method = getattr(agent, name)
+
+        def watched(*arguments: Any) -> Any:
+            seen[name] = [p.detach().clone() for p in agent.critics.parameters()]
+            return method(*arguments)
+
+        monkeypatch.setattr(agent, name, watched)
+
+    watch("critic_gradients")
+    watch("actor_gradients")
+    agent.update(agent.sample())
+    after = list(agent.critics.parameters())
+    pairs = zip(seen["critic_gradients"], seen["actor_gradients"], after, strict=True)
+    for before, middle, end in pairs:
+        assert (before != middle).any() and torch.equal(middle, end)
+
+
+def test_targets_move_the_fraction_tau() -> None:
+    agent = probe_agent({"tau": 0.25})
+    agent.learn(64, progress=False)
+    before = [p.clone() for p in agent.target_critics.parameters()]
+    agent.update(agent.sample())
+    parts = zip(before, agent.critics.parameters(), agent.target_critics.parameters(), strict=True)
+    for old, critic, target in parts:
+        torch.testing.assert_close(target, 0.75 * old + 0.25 * critic.detach())
+        assert not target.requires_grad
+
+
+def test_fixed_entropy_coefficient_stays() -> None:
     agent = probe_agent({"learn_alpha": False, "initial_alpha": 0.25})
     result = agent.learn(100, progress=False)
     assert result.agent.updates > 0
-    assert float(agent.temperature.log_alpha.exp()) == pytest.approx(0.25)
+    assert agent.temperature().item() == pytest.approx(0.25)
+    assert result.agent.update(agent.sample()).metrics["alpha"] == pytest.approx(0.25)
 
 
-def test_greedy_actions_need_no_chance_and_random_ones_own_it() -> None:
+def test_greedy_actions_are_not_random_and_sampled_ones_own_their_generator() -> None:
     agent = probe_agent()
-    agent.global_step = 1_000  # past the warm-up
+    agent.global_step = 1_000  # past the random steps
     torch.manual_seed(1)
     first = agent.predict(np.zeros((3, 1)))[0]
     torch.manual_seed(2)
     np.testing.assert_array_equal(first, agent.predict(np.zeros((3, 1)))[0])
     assert first.shape == (3, 1)
-    noisy = [agent.predict(np.zeros((3, 1)), explore=True)[0] for _ in range(2)]
+    noisy = [agent.predict(np.zeros((3, 1)), deterministic=False)[0] for _ in range(2)]
     assert (noisy[0] != noisy[1]).all()
     twin = probe_agent()
     twin.global_step = 1_000
-    np.testing.assert_array_equal(noisy[0], twin.predict(np.zeros((3, 1)), explore=True)[0])
+    np.testing.assert_array_equal(noisy[0], twin.predict(np.zeros((3, 1)), deterministic=False)[0])
 
 
-def test_updates_per_step_counts_environment_steps() -> None:
-    settings = {"updates_per_step": 3, "num_envs": 2}
+def test_gradient_steps_are_counted_by_environment_steps() -> None:
+    settings = {"gradient_steps": 3, "num_envs": 2}
     agent = probe_agent(settings)
     agent.learn(100, progress=False)
-    assert agent.updates == 3 * (100 - SMALL["warmup_steps"])
+    assert agent.updates == 3 * (100 - SMALL["learning_starts"])
 
 
 def test_save_and_load(tmp_path: Path) -> None:
@@ -364,7 +475,7 @@ def test_save_and_load(tmp_path: Path) -> None:
     obs = np.linspace(-1, 1, 5)[:, None]
     np.testing.assert_array_equal(agent.predict(obs)[0], again.predict(obs)[0])
     first, second = agent.update(agent.sample()), again.update(again.sample())
-    assert first.metrics == second.metrics  # buffer, optimiser, noise and temperature came along
+    assert first.metrics == second.metrics  # buffer, optimisers, generator, coefficient came along
 
 
 def crash_at(monkeypatch: pytest.MonkeyPatch, updates: int) -> None:
@@ -431,7 +542,7 @@ def test_numbers_that_are_not_finite_name_the_step(broken: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("updates_per_step", 0, "at least 1, not 0"),
+        ("gradient_steps", 0, "at least 1, not 0"),
         ("tau", 0, "above 0"),
         ("lr", -1, "above 0"),
         ("gamma", 1.5, "at most 1"),
@@ -464,7 +575,7 @@ def shell_mistake(line: str, capsys: pytest.CaptureFixture[str]) -> str:
         ("--env-id Probe-v0 --env-kwargs '{low: -.inf}'", "without finite bounds on both sides"),
         ("--env-id Probe-v0 --env-kwargs '{high: .inf}'", "without finite bounds on both sides"),
         ("--env-id Probe-v0 --env-kwargs '{low: 1.0}'", "cannot vary between real bounds"),
-        ("--updates-per-step 0", "Setting 'updates_per_step' must be at least 1, not 0."),
+        ("--gradient-steps 0", "Setting 'gradient_steps' must be at least 1, not 0."),
         ("--policy-delay 0", "Setting 'policy_delay' must be at least 1, not 0."),
         ("--initial-alpha 0", "Setting 'initial_alpha' must be above 0, not 0.0."),
         ("--env-id Probe-v0 --env-kwargs '{broken: reward}'", "reward that is not finite, step 2"),
@@ -472,7 +583,11 @@ def shell_mistake(line: str, capsys: pytest.CaptureFixture[str]) -> str:
     ],
 )
 def test_mistakes_in_the_shell_are_one_sentence(
-    algo: str, flags: str, message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path,
+    algo: str,
+    flags: str,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -483,9 +598,9 @@ def test_a_session_in_the_shell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    tiny = "--hidden 8 --batch-size 16 --warmup-steps 32 --eval-every 0"
+    tiny = "--hidden 8 --batch-size 16 --learning-starts 32 --eval-every 0"
     for algo in ("sac", "redq"):
-        extra = "--num-critics 3 --updates-per-step 2" if algo == "redq" else ""
+        extra = "--num-critics 3 --gradient-steps 2" if algo == "redq" else ""
         run = f"--run-dir runs/{algo} --total-steps 40"
         assert main(shlex.split(f"train {algo} --config pendulum {tiny} {extra} {run}")) == 0
         assert main(shlex.split(f"resume runs/{algo} --total-steps 45")) == 0
@@ -508,12 +623,8 @@ def test_shipped_hopper_config_trains() -> None:
     pytest.importorskip("imageio")  # Gymnasium's renderer imports it
     settings = read_settings(shipped_configs()["sac/hopper"])
     assert settings.pop("algo") == "sac"
-    agent = SAC(config=make_config(SACConfig, {**settings, "warmup_steps": 130, "eval_every": 0}))
+    agent = SAC(
+        config=make_config(SACConfig, {**settings, "learning_starts": 130, "eval_every": 0})
+    )
     agent.learn(135, progress=False)
     assert agent.updates == 5
-
-
-def test_noise_is_drawn_on_the_cpu_so_that_any_device_can_load_it() -> None:
-    noise = NoiseSource(0, torch.device("meta"))
-    assert noise.normal(2, 3).device.type == "meta"
-    assert noise.state_dict()["generator"].numel() == torch.Generator().get_state().numel()

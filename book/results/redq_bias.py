@@ -25,31 +25,32 @@ SHARED: dict[str, Any] = {
     "hidden": (64, 64),
     "batch_size": 64,
     "lr": 3e-4,
-    "warmup_steps": 250,
+    "learning_starts": 250,
     "target_entropy": -1.0,
     "eval_every": 0,
 }
 VARIANTS: dict[str, tuple[type[SAC], dict[str, Any]]] = {
     "SAC, UTD 1": (SAC, {}),
-    "SAC, UTD 20": (SAC, {"updates_per_step": 20, "policy_delay": 20}),
+    "SAC, UTD 20": (SAC, {"gradient_steps": 20, "policy_delay": 20}),
     "REDQ, UTD 20": (REDQ, {}),
 }
 EVERY, POINTS, EPISODES, HORIZON = 250, 9, 10, 1_000
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def errors(agent: SAC, seed: int) -> np.ndarray:
     """Return mean Q minus the discounted soft return that followed, step by step."""
     env, generator = make_env(agent.config.env_id), torch.Generator().manual_seed(seed)
-    alpha, gamma, found = float(agent.temperature.log_alpha.exp()), agent.config.gamma, []
+    alpha, gamma, found = agent.temperature().item(), agent.config.gamma, []
     for episode in range(EPISODES):
         obs, _ = env.reset(seed=derive_seed(seed, episode))
         q, rewards, log_probs, truncated = [], [], [], False
         while len(q) < HORIZON:
             tensor = torch.as_tensor(obs, dtype=torch.float32)[None]
             noise = torch.randn(1, agent.action_space.shape[0], generator=generator)
-            action, log_prob = squashed_sample(*agent.model.policy(tensor), noise)
-            q.append(float(agent.model.critics(tensor, action).mean()))
+            mean, log_std = agent.actor(tensor)
+            action, log_prob = squashed_sample(mean, log_std, noise)
+            q.append(float(agent.critics(tensor, action).mean()))
             log_probs.append(float(log_prob))
             obs, reward, terminated, truncated, _ = env.step(agent.scale.to_env(action.numpy())[0])
             rewards.append(float(reward))
