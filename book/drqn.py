@@ -208,7 +208,7 @@ class LSTMQNetwork(nn.Module):
         return zeros, zeros
 
     def forward(self, obs: Tensor, state: State, episode_start: Tensor) -> tuple[Tensor, State]:
-        """Unroll over (time, batch, inputs); return Q-values and the hidden state after the last."""
+        """Unroll over (time, batch, inputs); return Q-values and the last hidden state."""
         x = self.encoder(obs)
         starts = episode_start.any(dim=1).nonzero().flatten().tolist()
         outputs = []
@@ -306,8 +306,7 @@ def chunk_dtype(inputs: int, state_size: int, length: int) -> np.dtype:
 #| export
 def n_step_chunks(chunks: np.ndarray, n: int, gamma: float) -> np.ndarray:
     """Return chunks whose rewards are n-step returns, cut short where the chunk's steps end."""
-    chunks, mask = chunks.copy(), chunks["mask"]  # (chunks, time)
-    length = mask.shape[1]
+    mask, length = chunks["mask"], chunks["mask"].shape[1]  # (chunks, time)
     time = np.arange(length)
     end = (mask * (time + 1)).max(axis=1, keepdims=True)  # one past the last step
     bootstrap = np.maximum(np.minimum(time + n, end), time)  # at most n steps on
@@ -315,10 +314,12 @@ def n_step_chunks(chunks: np.ndarray, n: int, gamma: float) -> np.ndarray:
     for k in range(min(n, length)):
         returns[:, : length - k] += gamma**k * reward[:, k:]
     last = np.maximum(bootstrap - 1, 0)  # the step that leads to the observation of the bootstrap
-    chunks["terminated"] = np.take_along_axis(chunks["terminated"], last, axis=1) & mask
-    chunks["reward"], chunks["bootstrap"] = returns, bootstrap
-    chunks["discount"] = gamma ** (bootstrap - time)
-    return chunks
+    result = np.zeros(len(chunks), chunks.dtype)
+    result[:] = chunks
+    result["terminated"] = np.take_along_axis(chunks["terminated"], last, axis=1) & mask
+    result["reward"], result["bootstrap"] = returns, bootstrap
+    result["discount"] = gamma ** (bootstrap - time)
+    return result
 
 
 # %% [markdown]
@@ -634,7 +635,7 @@ class DRQNConfig(DQNConfig):
         (64,), description="Units of each layer of the encoder."
     )
     lstm_units: int = Field(64, ge=1, description="Units of the LSTM.")
-    carry_state: bool = Field(True, description="Whether the hidden state goes on from step to step.")
+    carry_state: bool = Field(True, description="Whether a step starts from the last hidden state.")
     previous_action: bool = Field(True, description="Whether the action before is an input, too.")
     chunk_length: int = Field(16, ge=1, description="Steps of a chunk, as far as gradients reach.")
     start_state: Literal["stored", "zero"] = Field(
@@ -642,7 +643,7 @@ class DRQNConfig(DQNConfig):
     )
     batch_size: int = Field(32, ge=1, description="Chunks of one update.")
     buffer_size: int = Field(5_000, ge=1, description="Chunks that the replay buffer holds.")
-    reward_scale: float = Field(1.0, gt=0, description="Factor of the rewards that are learned from.")
+    reward_scale: float = Field(1.0, gt=0, description="Factor of the rewards in the buffer.")
 
     @model_validator(mode="after")
     def check_returns_fit(self) -> Self:

@@ -86,6 +86,7 @@ assert sum(final) / len(final) >= 475 and min(final) >= 400
 
 # %% tags=["hide-input"]
 #| export
+import dataclasses
 import math
 from collections import deque
 from dataclasses import dataclass
@@ -334,6 +335,12 @@ class PrioritizedChunks(Chunks):
 
     indices: np.ndarray  # (batch,)
     weights: Tensor  # (batch,)
+
+    def after(self, steps: int) -> Self:
+        """Return the chunks without their first steps."""
+        per_step = ("obs", "action", "reward", "discount", "terminated", "episode_start", "mask")
+        rest = {name: getattr(self, name)[steps:] for name in per_step}
+        return dataclasses.replace(self, **rest, bootstrap=self.bootstrap[steps:] - steps)
 
 
 # %%
@@ -763,9 +770,8 @@ class R2D2(DRQN):
     def compute_gradients(self, batch: Chunks) -> Metrics:
         """Backpropagate the weighted loss of the steps after the burn-in; store new priorities."""
         assert isinstance(batch, PrioritizedChunks)
-        config, first = self.config, self.config.burn_in
-        obs, episode_start, mask = batch.obs[first:], batch.episode_start[first:], batch.mask[first:]
-        bootstrap = batch.bootstrap[first:] - first
+        config, trained = self.config, batch.after(self.config.burn_in)
+        obs, episode_start, bootstrap = trained.obs, trained.episode_start, trained.bootstrap
         if not config.carry_state:
             episode_start = torch.ones_like(episode_start)  # every step starts from zero
         q, _ = self.q_network(obs, self.burn_in(self.q_network, batch), episode_start)
@@ -774,22 +780,23 @@ class R2D2(DRQN):
             q_target, _ = self.target_network(obs, state, episode_start)
         loss, metrics, td_error = r2d2_loss(
             q[:-1],
-            batch.action[first:],
-            batch.reward[first:],
-            batch.discount[first:],
-            batch.terminated[first:],
-            mask,
-            batch.weights,
+            trained.action,
+            trained.reward,
+            trained.discount,
+            trained.terminated,
+            trained.mask,
+            trained.weights,
             values_at(q_target, bootstrap),
             values_at(q.detach(), bootstrap) if config.double else None,
             rescaling=config.value_rescaling,
             huber=config.huber,
         )
-        if not td_error.isfinite().all():
+        priorities = sequence_priorities(td_error, trained.mask, config.eta).cpu().numpy()
+        if not np.isfinite(priorities).all():
             raise FloatingPointError(f"the TD errors of update {self.updates + 1} are not finite")
         loss.backward()
-        self.last_sequence_priorities = sequence_priorities(td_error, mask, config.eta).cpu().numpy()
-        self.replay.update_priorities(batch.indices, self.last_sequence_priorities)
+        self.replay.update_priorities(batch.indices, priorities)
+        self.last_sequence_priorities = priorities
         return metrics
 
 
