@@ -1,4 +1,4 @@
-"""Train DRQN on CartPole without velocities, and play an episode with its memory by hand.
+"""Train DRQN on CartPole without velocities, and play an episode with its hidden state by hand.
 
 python examples/drqn_cartpole.py [STEPS]
 """
@@ -7,13 +7,11 @@ import sys
 
 from rlbook.drqn import DRQN
 from rlbook.envs import make_env
-from rlbook.settings import gather_settings
 
 
 def main(steps: int) -> float:
     """Train for some steps and return the mean of twenty greedy episodes."""
-    _, settings = gather_settings("masked_cartpole", "drqn")
-    agent = DRQN(**{**settings, "seed": 1})
+    agent = DRQN.from_config("masked_cartpole", seed=1)
     print(f"before: {agent.evaluate(episodes=20).mean:.1f}")
     agent.learn(steps)
     after = agent.evaluate(episodes=20)
@@ -24,7 +22,7 @@ def main(steps: int) -> float:
     obs, _ = env.reset(seed=0)
     state, over, length = None, False, 0
     while not over:
-        action, state = agent.predict(obs, state)  # the memory goes in and comes out
+        action, state = agent.predict(obs, state)  # the hidden state goes in and comes out
         obs, _, terminated, truncated, _ = env.step(action)
         over, length = terminated or truncated, length + 1
     print(f"one episode by hand: {length} steps")

@@ -1,4 +1,4 @@
-"""Train R2D2 on CartPole without velocities, and see what surprised it.
+"""Train R2D2 on CartPole without velocities, and see the priorities of its last batch.
 
 python examples/r2d2_cartpole.py [STEPS]
 """
@@ -6,13 +6,11 @@ python examples/r2d2_cartpole.py [STEPS]
 import sys
 
 from rlbook.r2d2 import R2D2
-from rlbook.settings import gather_settings
 
 
 def main(steps: int) -> float:
     """Train for some steps and return the mean of twenty greedy episodes."""
-    _, settings = gather_settings("masked_cartpole", "r2d2")
-    agent = R2D2(**{**settings, "seed": 1})
+    agent = R2D2.from_config("masked_cartpole", seed=1)
     print(f"before: {agent.evaluate(episodes=20).mean:.1f}")
     agent.learn(steps)
     after = agent.evaluate(episodes=20)

@@ -2,253 +2,121 @@
 
 __all__ = [
     "DRQN",
-    "METRICS",
-    "ChunkCollector",
     "Chunks",
     "DRQNConfig",
-    "DrawnChunks",
-    "Encoder",
-    "EpisodicLSTM",
-    "KnownSlope",
     "LSTMQNetwork",
-    "OpenChunks",
-    "RecurrentQAgent",
+    "ObservationPreprocessor",
     "RecurrentReplayBuffer",
-    "SequenceQNetwork",
-    "SequenceTrace",
-    "Sight",
     "State",
-    "best_values",
-    "bootstrapped",
     "check_steps",
     "chunk_dtype",
     "drqn_loss",
-    "has_starts_within",
     "n_step_chunks",
     "reset_state",
-    "reward_weights",
     "sequence_loss",
-    "sequence_slope",
+    "to_chunks",
     "train_drqn",
+    "values_at",
 ]
 
 # %% book/drqn.py · DRQN: an agent that remembers
+import copy
 import dataclasses
-import functools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import gymnasium as gym
 import numpy as np
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from rlbook.agent import Agent, Transition, UpdateResult
+from rlbook.agent import Agent, Metrics, Transition, UpdateResult
 from rlbook.dqn import (
     MLP,
-    Adam,
     DQNConfig,
-    apply_gradients,
+    dqn_target,
     epsilon_greedy,
-    flatten_parameters,
-    step_loss,
-    step_slope,
+    polyak_update,
+    set_learning_rate,
 )
 from rlbook.envs import derive_seed
 from rlbook.replay import ReplayBuffer
 from rlbook.run import RunResult, train
-from rlbook.settings import Config, setting
+from rlbook.settings import Config
 
 # %% book/drqn.py · The model
-State = tuple[Tensor, ...]  # what is remembered: tensors of (batch, units), zero at the start
-
-
-class EpisodicLSTM(nn.LSTM):
-    """An LSTM that forgets everything where an episode starts."""
-
-    def __init__(self, inputs: int, units: int) -> None:
-        super().__init__(inputs, units)
-        self.stack = tuple(self.all_weights[0])  # quicker to reach
-
-    def initial_state(self, batch: int) -> State:
-        """Return the memory of `batch` episodes that have seen nothing yet."""
-        zeros = self.stack[0].new_zeros(batch, self.hidden_size)
-        return zeros, zeros
-
-    def unroll(self, x: Tensor, state: State, episode_start: Tensor | None) -> tuple[Tensor, State]:
-        """Run over (time, batch, inputs); return the outputs and the memory, (1, batch, units)."""
-        hidden, cell = state
-        state = hidden.unsqueeze(0), cell.unsqueeze(0)  # `torch.lstm` could have several layers
-        if episode_start is None:  # no episode starts in it
-            return self.read(x, state)
-        starts = episode_start.any(dim=1).nonzero().flatten().tolist()
-        outputs = []
-        for first, last in pairwise(sorted({0, *starts, len(x)})):
-            if first in starts:
-                state = reset_state(state, episode_start[first])
-            output, state = self.read(x[first:last], state)
-            outputs.append(output)
-        return torch.cat(outputs), state
-
-    def read(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """Run over a piece of one episode (time, batch, inputs) in one call."""
-        learning = torch.is_grad_enabled()
-        kind = True, 1, 0.0, learning, False, False  # biases, one layer, no dropout, one direction
-        outputs, hidden, cell = torch.lstm(x, state, self.stack, *kind)
-        return outputs, (hidden, cell)
-
-    def step(self, x: Tensor, state: State) -> State:
-        """Take one step from (batch, inputs): quicker than a sequence of length one."""
-        return torch.lstm_cell(x, state, *self.stack)
+State = tuple[Tensor, ...]  # the hidden state of a network: tensors of (batch, units)
 
 
 def reset_state(state: State, episode_start: Tensor) -> State:
-    """Forget everything where an episode starts."""
+    """Zero the hidden state where an episode starts."""
     return tuple(part.masked_fill(episode_start.unsqueeze(1), 0.0) for part in state)
 
 
-class Encoder(MLP):
-    """The layers of DQN, with a ReLU after the last, too; without layers it changes nothing."""
-
-    def trace(self, x: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Map (..., inputs) to (..., units); return what all layers saw, and the output."""
-        out, inputs = super().trace(x.flatten(0, -2))
-        out = out.relu_() if inputs else out
-        return out.unflatten(0, x.shape[:-1]), [*inputs, out]
-
-    @torch.no_grad()
-    def backward(self, inputs: list[Tensor], slope: Tensor) -> None:
-        """Write the gradient of all weights over the old one, given that of the output."""
-        *inputs, out = inputs
-        if inputs:  # the last ReLU is shut where the output is 0
-            slope = slope.flatten(0, -2)
-            torch.ops.aten.threshold_backward.grad_input(slope, out, 0, grad_input=slope)
-            super().backward(inputs, slope)
-
-
-class SequenceQNetwork(nn.Module):
+class LSTMQNetwork(nn.Module):
     """From the observations of an episode so far to the value of each action."""
 
     def __init__(self, inputs: int, actions: int, hidden: tuple[int, ...], units: int) -> None:
         super().__init__()
-        self.encoder = Encoder((inputs, *hidden))
-        self.lstm = EpisodicLSTM((inputs, *hidden)[-1], units)
+        encoder = nn.Sequential(MLP((inputs, *hidden)), nn.ReLU())
+        self.encoder = encoder if hidden else nn.Identity()
+        self.lstm = nn.LSTM((inputs, *hidden)[-1], units)
         self.head = nn.Linear(units, actions)
 
     def initial_state(self, batch: int) -> State:
-        """Return the memory of `batch` episodes that have seen nothing yet."""
-        return self.lstm.initial_state(batch)
+        """Return the hidden state at the start of `batch` episodes: zeros."""
+        zeros = self.head.weight.new_zeros(batch, self.lstm.hidden_size)
+        return zeros, zeros
 
-    def reset_state(self, state: State, episode_start: Tensor) -> State:
-        """Forget everything where an episode starts."""
-        return reset_state(state, episode_start)
-
-    def unroll(
-        self, obs: Tensor, state: State, episode_start: Tensor | None
-    ) -> tuple[Tensor, State]:
-        """Run over observations (time, batch, inputs); return outputs and the memory at the end."""
-        outputs, (hidden, cell) = self.lstm.unroll(self.encoder(obs), state, episode_start)
-        return outputs, (hidden.squeeze(0), cell.squeeze(0))
-
-    def values(self, outputs: Tensor) -> Tensor:
-        """Return the values (..., actions) that follow from what the LSTM says (..., units)."""
-        rows, weight = outputs.flatten(0, -2), self.head.weight.t()
-        return torch.addmm(self.head.bias, rows, weight).unflatten(0, outputs.shape[:-1])
-
-    def q_values_sequence(
-        self, obs: Tensor, state: State, episode_start: Tensor | None
-    ) -> Tensor:
-        """Return the values (time, batch, actions) along (time, batch, inputs)."""
-        return self.values(self.lstm.unroll(self.encoder(obs), state, episode_start)[0])
-
-    def act(
-        self, obs: Tensor, state: State, episode_start: Tensor | None = None
-    ) -> tuple[Tensor, State]:
-        """Take one step: return the values (batch, actions) and the memory after it."""
-        state = state if episode_start is None else self.reset_state(state, episode_start)
-        state = self.lstm.step(self.encoder(obs), state)
-        return self.head(state[0]), state
-
-
-class SequenceTrace(NamedTuple):
-    """What the way back through a network needs."""
-
-    layers: list[Tensor]  # what the encoder's layers saw
-    encoded: Tensor  # (time, batch, inputs of the LSTM)
-    outputs: Tensor  # (time, batch, units), from where autograd knows the way to `encoded`
-
-
-class LSTMQNetwork(SequenceQNetwork):
-    """The same network, which goes back by hand where that is quicker."""
-
-    @torch.inference_mode(False)  # autograd is to go back through the LSTM
-    @torch.no_grad()
-    def trace(
-        self, obs: Tensor, state: State, episode_start: Tensor | None
-    ) -> tuple[Tensor, SequenceTrace]:
-        """Return the values as `q_values_sequence` does, and what `backward` needs."""
-        encoded, layers = self.encoder.trace(obs)
-        with torch.enable_grad():
-            encoded = encoded.detach().requires_grad_()
-            outputs, _ = self.lstm.unroll(encoded, state, episode_start)
-        return self.values(outputs), SequenceTrace(layers, encoded, outputs)
-
-    @torch.no_grad()
-    def backward(self, trace: SequenceTrace, slope: Tensor) -> None:
-        """Write the gradient of all weights over the old one, given that of the values."""
-        said, rows = trace.outputs.flatten(0, 1), slope.flatten(0, 1)
-        torch.mm(rows.t(), said, out=self.head.weight.grad)
-        torch.sum(rows, dim=0, out=self.head.bias.grad)
-        heard = rows.mm(self.head.weight).view_as(trace.outputs)  # the slope at the outputs
-        weights = self.lstm.stack
-        seen, *found = torch.autograd.grad(trace.outputs, [trace.encoded, *weights], heard)
-        torch._foreach_copy_([weight.grad for weight in weights if weight.grad is not None], found)
-        self.encoder.backward(trace.layers, seen)
+    def forward(self, obs: Tensor, state: State, episode_start: Tensor) -> tuple[Tensor, State]:
+        """Unroll over (time, batch, inputs); return Q-values and the last hidden state."""
+        x = self.encoder(obs)
+        starts = episode_start.any(dim=1).nonzero().flatten().tolist()
+        outputs = []
+        for first, last in pairwise(sorted({0, *starts, len(x)})):  # cut where an episode starts
+            hidden, cell = reset_state(state, episode_start[first])
+            h_c = hidden.unsqueeze(0), cell.unsqueeze(0)  # nn.LSTM could have several layers
+            output, (hidden, cell) = self.lstm(x[first:last], h_c)
+            state = hidden.squeeze(0), cell.squeeze(0)
+            outputs.append(output)
+        return self.head(torch.cat(outputs)), state  # (time, batch, actions)
 
 
 # %% book/drqn.py · The buffer
-def chunk_dtype(inputs: int, units: int, length: int) -> np.dtype:
-    """Describe a chunk of `length` steps of one episode as one row of bytes."""
+def chunk_dtype(inputs: int, state_size: int, length: int) -> np.dtype:
+    """Describe a chunk of `length` steps of one episode as one element of a structured array."""
     fields = [
         ("obs", np.float32, (length + 1, inputs)),  # and the successor of the last step
         ("action", np.int64, (length,)),
         ("reward", np.float32, (length,)),
-        ("discount", np.float32, (length,)),  # gamma ** (steps taken), as in DQN's rows
-        ("bootstrap", np.int64, (length,)),  # the place in obs whose value has that discount
+        ("discount", np.float32, (length,)),  # gamma ** (steps of the return)
+        ("bootstrap", np.int64, (length,)),  # the step whose value has that discount
         ("terminated", np.bool_, (length,)),
         ("episode_start", np.bool_, (length + 1,)),
         ("mask", np.bool_, (length,)),  # False where a short chunk is padded
-        ("hidden", np.float32, (units,)),  # the memory before the first step
-        ("cell", np.float32, (units,)),
+        ("state", np.float32, (state_size,)),  # the hidden state before the first step
     ]
     return np.dtype(fields, align=True)
 
 
-@functools.cache
-def reward_weights(length: int, n: int, gamma: float) -> np.ndarray:
-    """Return a square matrix: how much the reward of each row counts in each column's return."""
-    later = np.subtract.outer(np.arange(length), np.arange(length))  # steps from column to row
-    return np.where((later >= 0) & (later < n), gamma ** np.maximum(later, 0), 0.0)
-
-
-def n_step_chunks(rows: np.ndarray, n: int, gamma: float) -> np.ndarray:
+def n_step_chunks(chunks: np.ndarray, n: int, gamma: float) -> np.ndarray:
     """Return chunks whose rewards are n-step returns, cut short where the chunk's steps end."""
-    rows, mask = rows.copy(), rows["mask"]
-    time = np.arange(mask.shape[1])
+    mask, length = chunks["mask"], chunks["mask"].shape[1]  # (chunks, time)
+    time = np.arange(length)
     end = (mask * (time + 1)).max(axis=1, keepdims=True)  # one past the last step
-    bootstrap = np.maximum(np.minimum(time + n, end), time)  # at most n steps on, (chunks, time)
+    bootstrap = np.maximum(np.minimum(time + n, end), time)  # at most n steps on
+    reward, returns = chunks["reward"] * mask, np.zeros(mask.shape, np.float32)
+    for k in range(min(n, length)):
+        returns[:, : length - k] += gamma**k * reward[:, k:]
     last = np.maximum(bootstrap - 1, 0)  # the step that leads to the observation of the bootstrap
-    rows["terminated"] = np.take_along_axis(rows["terminated"], last, axis=1) & mask
-    rows["reward"] = (rows["reward"] * mask) @ reward_weights(len(time), n, gamma)
-    rows["discount"], rows["bootstrap"] = gamma ** (bootstrap - time), bootstrap
-    return rows
-
-
-def has_starts_within(rows: np.ndarray) -> bool:
-    """Say whether an episode starts anywhere in chunks but at their first steps."""
-    return bool(np.count_nonzero(rows["episode_start"][:, 1:]))
+    result = np.zeros(len(chunks), chunks.dtype)
+    result[:] = chunks
+    result["terminated"] = np.take_along_axis(chunks["terminated"], last, axis=1) & mask
+    result["reward"], result["bootstrap"] = returns, bootstrap
+    result["discount"] = gamma ** (bootstrap - time)
+    return result
 
 
 @dataclass
@@ -263,96 +131,20 @@ class Chunks:
     terminated: Tensor  # (time, batch)
     episode_start: Tensor  # (time + 1, batch)
     mask: Tensor  # (time, batch)
-    state: State  # (batch, units), twice
-    starts_within: bool  # whether an episode starts anywhere but at the first step
-
-    @classmethod
-    def from_rows(cls, rows: np.ndarray, **more: Any) -> Self:
-        """Turn rows, the batch first, into tensors with time first; take what else there is."""
-        parts = {name: rows[name] for name in rows.dtype.names or ()}
-        starts_within = has_starts_within(rows)
-        state = torch.from_numpy(parts.pop("hidden")), torch.from_numpy(parts.pop("cell"))
-        tensors = {name: torch.from_numpy(x.swapaxes(0, 1).copy()) for name, x in parts.items()}
-        return cls(**tensors, state=state, starts_within=starts_within, **more)
-
-    def starts(self, first: int, last: int) -> Tensor | None:
-        """Return where episodes start in a piece of time; None if none starts within the chunks."""
-        return self.episode_start[first:last] if self.starts_within else None
-
-    def forget_each_step(self) -> Self:
-        """Let the memory start anew at each step, as if it were an episode of its own."""
-        self.episode_start.fill_(True)
-        self.starts_within = True
-        return self
+    state: Tensor  # (batch, state_size)
 
     def to(self, device: torch.device) -> Self:
         """Move all tensors to a device."""
-        if self.obs.device == device:
-            return self
-        moved: dict[str, Any] = {"state": tuple(part.to(device) for part in self.state)}
-        moved |= {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
-        return dataclasses.replace(self, **moved)
+        tensors = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
+        return dataclasses.replace(self, **tensors)
 
 
-class DrawnChunks:
-    """Memory for chunks: `rows` as they are drawn, and the tensors that they become."""
-
-    def __init__(self, batch_size: int, dtype: np.dtype) -> None:
-        self.rows = np.zeros(batch_size, dtype)
-        self.chunks = Chunks.from_rows(self.rows)
-        names = [n for n in dtype.names or () if n not in ("hidden", "cell")]  # those are views
-        self.columns = [
-            (getattr(self.chunks, name).numpy(), self.rows[name].swapaxes(0, 1)) for name in names
-        ]
-
-    def to_time_first(self) -> Chunks:
-        """Copy the rows into the tensors, time first."""
-        for column, rows in self.columns:
-            column[:] = rows
-        self.chunks.starts_within = has_starts_within(self.rows)
-        return self.chunks
-
-
-class OpenChunks:
-    """For each environment one chunk that is still being filled."""
-
-    def __init__(self, num_envs: int, dtype: np.dtype) -> None:
-        self.rows = np.zeros(num_envs, dtype)
-        self.filled = np.zeros(num_envs, dtype=np.int64)  # where the next step of each goes
-        self.envs, self.length = np.arange(num_envs), self.rows["action"].shape[1]
-        self.fields = {name: self.rows[name] for name in dtype.names or ()}  # views
-
-    def begin(self, episode_start: np.ndarray, state: tuple[np.ndarray, np.ndarray]) -> None:
-        """Keep the memory that a new chunk starts from."""
-        if np.count_nonzero(self.filled) < len(self.filled):  # quicker than `all`
-            empty = np.flatnonzero(self.filled == 0)
-            self.rows["hidden"][empty], self.rows["cell"][empty] = state[0][empty], state[1][empty]
-
-    def write(self, next_obs: np.ndarray, **step: np.ndarray) -> None:
-        """Add one step of each environment."""
-        for name, part in step.items():
-            if part.dtype.kind != "b" or np.count_nonzero(part):  # what is not written is False
-                self.fields[name][self.envs, self.filled] = part
-        self.fields["mask"][self.envs, self.filled] = True
-        self.filled += 1
-        self.fields["obs"][self.envs, self.filled] = next_obs
-
-    def take(self, envs: np.ndarray, ended: np.ndarray) -> np.ndarray:
-        """Hand out the chunks of these environments and begin new ones."""
-        rows = self.rows[envs]
-        self.rows[envs] = np.zeros((), rows.dtype)
-        self.filled[envs] = 0
-        return rows
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the chunks and how full each is."""
-        rows, filled = self.rows.view(np.uint8), self.filled
-        return {"open": torch.from_numpy(rows), "filled": torch.from_numpy(filled)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over stored chunks."""
-        self.rows[:] = state["open"].numpy().view(self.rows.dtype)
-        self.filled[:] = state["filled"].numpy()
+def to_chunks(stored: np.ndarray) -> Chunks:
+    """Turn stored chunks (batch,) into tensors."""
+    tensors = {name: torch.from_numpy(stored[name]) for name in stored.dtype.names or ()}
+    state = tensors.pop("state")
+    time_first = {name: x.transpose(0, 1).contiguous() for name, x in tensors.items()}
+    return Chunks(**time_first, state=state)
 
 
 class RecurrentReplayBuffer:
@@ -362,7 +154,9 @@ class RecurrentReplayBuffer:
         self, capacity: int, dtype: np.dtype, num_envs: int, n: int, gamma: float, seed: int
     ) -> None:
         self.ring = ReplayBuffer(capacity, dtype, seed)
-        self.open = OpenChunks(num_envs, dtype)
+        self.open = np.zeros(num_envs, dtype)
+        self.filled = np.zeros(num_envs, dtype=np.int64)  # steps of each open chunk so far
+        self.length = self.open["action"].shape[1]
         self.n, self.gamma = n, gamma
 
     def __len__(self) -> int:
@@ -372,41 +166,53 @@ class RecurrentReplayBuffer:
         self,
         *,
         truncated: np.ndarray,  # (num_envs,)
-        state: tuple[np.ndarray, np.ndarray],  # (num_envs, units), zero at a start; may be kept
-        **step: np.ndarray,  # obs, action, reward, next_obs, terminated, episode_start
+        state: np.ndarray,  # (num_envs, state_size), before the step; zero at an episode's start
+        next_obs: np.ndarray,  # (num_envs, inputs)
+        **step: np.ndarray,  # obs, action, reward, terminated, episode_start
     ) -> None:
         """Store one step of each environment; a chunk closes when full or when its episode ends."""
         start, ended = step["episode_start"], step["terminated"] | truncated
-        if np.count_nonzero(start):  # an episode that `learn`, called again, has left is cut off
-            self.close(np.flatnonzero(start & (self.open.filled > 0)), start)
-        self.open.begin(start, state)
-        self.open.write(**step)
-        self.close(np.flatnonzero(ended | (self.open.filled == self.open.length)), ended)
+        self.close(start & (self.filled > 0), start)  # an episode that `learn`, called again, left
+        self.begin(start, state)
+        envs = np.arange(len(self.open))
+        for name, values in step.items():
+            self.open[name][envs, self.filled] = values
+        self.open["mask"][envs, self.filled] = True
+        self.filled += 1
+        self.open["obs"][envs, self.filled] = next_obs
+        self.close(ended | (self.filled == self.length), ended)
 
-    def close(self, envs: np.ndarray, ended: np.ndarray) -> None:
-        """Move the open chunks of these environments into the ring."""
-        if len(envs):
-            self.store(n_step_chunks(self.open.take(envs, ended[envs]), self.n, self.gamma))
+    def begin(self, episode_start: np.ndarray, state: np.ndarray) -> None:
+        """Give each new chunk the hidden state before its first step."""
+        new = self.filled == 0
+        self.open["state"][new] = state[new]
 
-    def store(self, rows: np.ndarray) -> None:
+    def close(self, closed: np.ndarray, ended: np.ndarray) -> None:
+        """Store the open chunks of some environments, and open empty ones in their place."""
+        if closed.any():
+            self.store(n_step_chunks(self.open[closed], self.n, self.gamma))
+            self.open[closed] = np.zeros((), self.open.dtype)
+            self.filled[closed] = 0
+
+    def store(self, chunks: np.ndarray) -> None:
         """Put closed chunks into the ring."""
-        self.ring.add(rows)
+        self.ring.add(chunks)
 
-    def sample(self, batch_size: int, *, out: DrawnChunks | None = None) -> Chunks:
-        """Draw closed chunks uniformly, as (time, batch, ...), into `out` if it is given."""
-        if out is None:
-            return Chunks.from_rows(self.ring.sample(batch_size))
-        self.ring.sample(batch_size, out=out.rows)
-        return out.to_time_first()
+    def sample(self, batch_size: int) -> Chunks:
+        """Sample closed chunks uniformly."""
+        return to_chunks(self.ring.sample(batch_size))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the ring and the open chunks."""
-        return {"ring": self.ring.state_dict(), **self.open.state_dict()}
+        open_chunks = torch.from_numpy(self.open.view(np.uint8))
+        filled = torch.from_numpy(self.filled)
+        return {"ring": self.ring.state_dict(), "open": open_chunks, "filled": filled}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a stored ring and stored open chunks."""
         self.ring.load_state_dict(state["ring"])
-        self.open.load_state_dict(state)
+        self.open[:] = state["open"].numpy().view(self.open.dtype)
+        self.filled[:] = state["filled"].numpy()
 
 
 # %% book/drqn.py · The loss
@@ -417,75 +223,31 @@ def check_steps(shape: torch.Size, **steps: Tensor) -> None:
             raise ValueError(f"{name} must have the shape {tuple(shape)}, not {tuple(part.shape)}.")
 
 
-METRICS = ("loss", "q_mean", "target_mean", "td_error_abs")
-
-
-def sequence_slope(
-    q: Tensor,  # (time, batch, actions), and maybe more times, whose values are not trained
+def sequence_loss(
+    q: Tensor,  # (time, batch, actions), with gradient
     action: Tensor,  # (time, batch)
     target: Tensor,  # (time, batch)
     mask: Tensor,  # (time, batch)
-    weights: Tensor | None = None,  # (batch,), of each chunk
+    weights: Tensor | float = 1.0,  # (batch,), of each chunk
     huber: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the slope of the loss at q, METRICS as one tensor, and the TD errors (time, batch)."""
-    share, taken = mask / mask.sum(), action.unsqueeze(2)  # a padded step has no share
-    chosen = q.gather(2, taken).squeeze(2)
-    error = chosen - target
-    each, slope = step_loss(error, huber), step_slope(error, huber)
-    if weights is not None:
-        each, slope = each * weights, slope * weights
-    gradient = torch.zeros_like(q).scatter_(2, taken, (slope * share).unsqueeze(2))
-    means = torch.stack([each, chosen, target, error.abs()]).flatten(1).mv(share.flatten())
-    return gradient, means, error
-
-
-class KnownSlope(torch.autograd.Function):
-    """A number whose slope in `x` is known already, so that autograd need not retrace it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, value: Tensor, slope: Tensor) -> Tensor:
-        """Return the value."""
-        ctx.save_for_backward(slope)
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        """Return the slope."""
-        return grad * ctx.saved_tensors[0], None, None
-
-
-def sequence_loss(
-    q: Tensor,
-    action: Tensor,
-    target: Tensor,
-    mask: Tensor,
-    weights: Tensor | None = None,
-    huber: bool = False,
-) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-    """Return the weighted mean over true steps, with its gradient in q, metrics and TD errors."""
+) -> tuple[Tensor, Metrics, Tensor]:
+    """Return the weighted mean over the steps that exist, metrics, and TD errors (time, batch)."""
     check_steps(q.shape[:2], action=action, target=target, mask=mask)
-    padded = ~mask
-    action, target = action.masked_fill(padded, 0), target.masked_fill(padded, 0.0)
-    values = q.detach().masked_fill(padded.unsqueeze(2), 0.0)
-    slope, means, error = sequence_slope(values, action, target, mask, weights, huber)
-    metrics = dict(zip(METRICS, means, strict=True))
-    return KnownSlope.apply(q, metrics["loss"], slope), metrics, error
-
-
-def best_values(q_target: Tensor, q_online: Tensor | None) -> Tensor:
-    """Return the target network's values (...) of the best actions, from values (..., actions)."""
-    if q_online is None:
-        return q_target.amax(dim=-1)
-    choice = q_online.argmax(dim=-1, keepdim=True)  # Double: the online network chooses
-    return q_target.gather(-1, choice).squeeze(-1)
-
-
-def bootstrapped(
-    reward: Tensor, discount: Tensor, terminated: Tensor, next_value: Tensor
-) -> Tensor:
-    """Return the reward plus the discounted value of the successor, if there is one."""
-    return torch.addcmul(reward, discount, next_value.masked_fill(terminated, 0.0))
+    padded, steps = ~mask, mask.sum()
+    taken = action.masked_fill(padded, 0).unsqueeze(2)
+    chosen = q.gather(2, taken).squeeze(2).masked_fill(padded, 0.0)  # (time, batch)
+    target = target.masked_fill(padded, 0.0)
+    distance = nn.functional.huber_loss if huber else nn.functional.mse_loss
+    loss = (weights * distance(chosen, target, reduction="none")).sum() / steps
+    values = chosen.detach()
+    td_error = values - target
+    metrics = {
+        "loss": loss.detach(),
+        "q_mean": values.sum() / steps,
+        "target_mean": target.sum() / steps,
+        "td_error_abs": td_error.abs().sum() / steps,
+    }
+    return loss, metrics, td_error
 
 
 def drqn_loss(
@@ -496,214 +258,196 @@ def drqn_loss(
     terminated: Tensor,  # (time, batch)
     mask: Tensor,  # (time, batch), False at padded steps
     next_q_target: Tensor,  # (time, batch, actions)
-    next_q_online: Tensor | None = None,  # (time, batch, actions) for Double
+    next_q: Tensor | None = None,  # (time, batch, actions) for Double
     huber: bool = False,
-) -> tuple[Tensor, dict[str, Tensor]]:
+) -> tuple[Tensor, Metrics]:
     """Return the mean squared (or Huber) TD error over the steps that exist, and named metrics."""
     check_steps(q.shape[:2], reward=reward, discount=discount, terminated=terminated)
     with torch.no_grad():
-        next_value = best_values(next_q_target, next_q_online)
-        target = bootstrapped(reward, discount, terminated, next_value)
+        target = dqn_target(reward, discount, terminated, next_q_target, next_q)
     loss, metrics, _ = sequence_loss(q, action, target, mask, huber=huber)
     return loss, metrics
 
 
+def values_at(q: Tensor, steps: Tensor) -> Tensor:
+    """Pick from values (time + 1, batch, actions) those at the given steps (time, batch)."""
+    return q.gather(0, steps.unsqueeze(2).expand(-1, -1, q.shape[2]))
+
+
 # %% book/drqn.py · The settings
-@dataclass(kw_only=True)
 class DRQNConfig(DQNConfig):
-    """The settings of DRQN: those of DQN, and those of its memory."""
+    """The settings of DRQN: those of DQN, and those of its LSTM and its chunks."""
 
-    hidden: tuple[int, ...] = setting((64,), "Units of each layer of the encoder.", low=1)
-    units: int = setting(64, "Units of the LSTM.", low=1)
-    memory: bool = setting(True, "Whether the LSTM remembers what it saw in the steps before.")
-    previous_action: bool = setting(True, "Whether the network sees the action before, too.")
-    chunk_length: int = setting(16, "Steps of a chunk, as far as the gradient reaches.", low=1)
-    start_state: Literal["stored", "zero"] = setting("stored", "Memory that a chunk starts from.")
-    batch_size: int = setting(32, "Chunks of one update.", low=1)
-    buffer_size: int = setting(5_000, "Chunks that the replay buffer holds.", low=1)
-    reward_scale: float = setting(1.0, "Factor of the rewards that are learned from.", above=0)
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        (64,), description="Units of each layer of the encoder."
+    )
+    lstm_units: int = Field(64, ge=1, description="Units of the LSTM.")
+    carry_state: bool = Field(True, description="Whether a step starts from the last hidden state.")
+    previous_action: bool = Field(True, description="Whether the action before is an input, too.")
+    chunk_length: int = Field(16, ge=1, description="Steps of a chunk, as far as gradients reach.")
+    start_state: Literal["stored", "zero"] = Field(
+        "stored", description="Hidden state that a chunk starts from."
+    )
+    batch_size: int = Field(32, ge=1, description="Chunks of one update.")
+    buffer_size: int = Field(5_000, ge=1, description="Chunks that the replay buffer holds.")
+    reward_scale: float = Field(1.0, gt=0, description="Factor of the rewards in the buffer.")
 
-    def check(self) -> None:
-        """Raise where settings contradict each other."""
-        super().check()
+    @model_validator(mode="after")
+    def check_returns_fit(self) -> Self:
+        """Raise where an n-step return would look beyond its chunk."""
         if self.n_step > self.chunk_length:
             raise ValueError(
                 f"Setting 'n_step' ({self.n_step}) must not exceed 'chunk_length' "
                 f"({self.chunk_length}): a return cannot look beyond its chunk."
             )
+        return self
 
 
-# %% book/drqn.py · What the network sees
-class Sight:
-    """Turns observations, and the action before each, into what the network sees."""
+# %% book/drqn.py · Observation preprocessing
+class ObservationPreprocessor:
+    """Scales observations and appends the previous action, one-hot."""
 
-    def __init__(self, scale: tuple[float, ...], choices: int, previous_action: bool) -> None:
-        self.action_inputs = choices if previous_action else 0
-        self.scale = np.array([*scale, *[1.0] * self.action_inputs], dtype=np.float32)
-        self.one_hots = np.eye(choices, self.action_inputs, dtype=np.float32)
-        self.inputs = len(self.scale)
+    def __init__(self, scale: tuple[float, ...], actions: int, previous_action: bool) -> None:
+        self.scale = np.array(scale, dtype=np.float32)
+        self.action_inputs = actions if previous_action else 0
+        self.one_hots = np.eye(actions, self.action_inputs, dtype=np.float32)
+        self.inputs = len(scale) + self.action_inputs
 
     def one_hot(self, actions: np.ndarray) -> np.ndarray:
-        """Return actions (batch,) as (batch, actions) of zeros and ones, or as nothing."""
+        """Return actions (batch,) as (batch, actions) of zeros and ones, or as (batch, 0)."""
         return self.one_hots[actions]
 
-    def see(self, obs: np.ndarray, previous: np.ndarray) -> np.ndarray:
+    def __call__(self, obs: np.ndarray, previous_action: np.ndarray) -> np.ndarray:
         """Return (batch, inputs) for observations (batch, entries) and one-hot actions."""
-        return np.concatenate((obs, previous), axis=1, dtype=np.float32) * self.scale
+        return np.concatenate((obs * self.scale, previous_action), axis=1, dtype=np.float32)
 
 
 # %% book/drqn.py · The agent
-class RecurrentQAgent(Agent):
-    """Acts by all that it has seen of an episode: greedily, but for a little chance."""
-
-    config: DRQNConfig
-    action_space: gym.spaces.Discrete
-
-    def build(self) -> None:
-        """Make the network that learns and its target."""
-        config, observations = self.config, int(np.prod(self.observation_space.shape or ()))
-        scale = config.observation_scale or (1.0,) * observations
-        if len(scale) != observations:
-            wanted = f"needs {observations} factors, not {len(scale)}"
-            raise ValueError(f"Setting 'observation_scale' {wanted}.")
-        self.choices = int(self.action_space.n)
-        self.sight = Sight(scale, self.choices, config.previous_action)
-        self.online, self.target = self.make_network(), self.make_network()
-        self.target.load_state_dict(self.online.state_dict())
-        self.weights, self.target_weights = map(flatten_parameters, (self.online, self.target))
-
-    def make_network(self) -> LSTMQNetwork:
-        """Make a network of the right size."""
-        config = self.config
-        network = LSTMQNetwork(self.sight.inputs, self.choices, config.hidden, config.units)
-        return network.to(self.device)
-
-    def remember(self, state: State | None, episode_start: np.ndarray) -> State:
-        """Return hidden state, cell and last action, forgotten where an episode starts."""
-        if state is None:
-            count = len(episode_start)
-            no_action = torch.zeros(count, self.sight.action_inputs, device=self.device)
-            return *self.online.initial_state(count), no_action
-        state = tuple(part.to(self.device) for part in state)  # it may come from a file
-        if not np.count_nonzero(episode_start):
-            return state
-        return self.online.reset_state(state, torch.from_numpy(episode_start).to(self.device))
-
-    @torch.inference_mode()
-    def act(
-        self, obs: np.ndarray, state: Any, episode_start: np.ndarray, explore: bool
-    ) -> tuple[np.ndarray, Any]:
-        """Take the best action or, with probability epsilon, any; remember either way."""
-        hidden, cell, previous = self.remember(state, episode_start)
-        if not self.config.memory:
-            hidden, cell = self.online.initial_state(len(obs))
-        seen = torch.from_numpy(self.sight.see(obs, previous.cpu().numpy())).to(self.device)
-        q, (hidden, cell) = self.online.act(seen, (hidden, cell))
-        actions = q.argmax(dim=1).cpu().numpy()
-        if explore:
-            epsilon = self.config.epsilon(self.global_step)
-            actions = epsilon_greedy(actions, self.choices, epsilon, self.generator)
-        played = torch.from_numpy(self.sight.one_hot(actions)).to(self.device)
-        return actions + self.action_space.start, (hidden, cell, played)
-
-
-class ChunkCollector(RecurrentQAgent):
-    """Keeps what it sees as chunks of episodes, and draws from them."""
-
-    replay: RecurrentReplayBuffer
-    drawn: DrawnChunks
-
-    def make_replay(self) -> RecurrentReplayBuffer:
-        """Make the buffer."""
-        config = self.config
-        dtype = chunk_dtype(self.sight.inputs, config.units, config.chunk_length)
-        steps = (config.num_envs, config.n_step, config.gamma)
-        return RecurrentReplayBuffer(config.buffer_size, dtype, *steps, self.replay_seed())
-
-    def replay_seed(self) -> int:
-        """Return the seed of the buffer's own generator."""
-        return derive_seed(self.config.seed, "replay")
-
-    def observe(self, transition: Transition) -> None:
-        """Append the step to the open chunks."""
-        start, state = transition.episode_start, transition.state
-        state = self.remember(None, start) if state is None else state
-        hidden, cell, previous = (part.cpu().numpy() for part in state)
-        if np.count_nonzero(start):  # what was before an episode is forgotten, as in `act`
-            hidden, cell, previous = (x * ~start[:, None] for x in (hidden, cell, previous))
-        action = transition.action - self.action_space.start
-        self.replay.append(
-            obs=self.sight.see(transition.obs, previous),
-            action=action,
-            reward=transition.reward * self.config.reward_scale,
-            next_obs=self.sight.see(transition.next_obs, self.sight.one_hot(action)),
-            terminated=transition.terminated,
-            truncated=transition.truncated,
-            episode_start=start,
-            state=(hidden, cell),
-        )
-
-    def draw(self, out: DrawnChunks | None) -> Chunks:
-        """Draw a batch from the replay buffer, into `out` or into new memory."""
-        chunks = self.replay.sample(self.config.batch_size, out=out).to(self.device)
-        return chunks if self.config.memory else chunks.forget_each_step()
-
-    def sample(self) -> Chunks:
-        """Draw a batch to keep."""
-        return self.draw(None)
-
-    def batches(self, count: int) -> Iterator[Chunks]:
-        """Draw for `count` updates, each when it is its turn, over the one before."""
-        for _ in range(count):
-            yield self.draw(self.drawn)
-
-
-class DRQN(ChunkCollector):
+class DRQN(Agent):
     """DQN with an LSTM: it learns from chunks of episodes."""
 
     name: ClassVar[str] = "drqn"
     config_class: ClassVar[type[Config]] = DRQNConfig
-    parts: ClassVar[tuple[str, ...]] = ("online", "target", "optimizer", "replay")
-    compiled: ClassVar[tuple[str, ...]] = ("target.q_values_sequence",)
+    parts: ClassVar[tuple[str, ...]] = ("q_network", "target_network", "optimizer", "replay")
+    compiled: ClassVar[tuple[str, ...]] = ()  # PyTorch cannot compile an LSTM as a whole
+    config: DRQNConfig
+    action_space: gym.spaces.Discrete
+    replay: RecurrentReplayBuffer
 
     def build(self) -> None:
         """Make networks, optimiser and buffer."""
-        super().build()
-        self.optimizer = Adam([self.weights], lr=self.config.lr)
+        config, entries = self.config, int(np.prod(self.observation_space.shape or ()))
+        scale = config.observation_scale or (1.0,) * entries
+        if len(scale) != entries:
+            raise ValueError(
+                f"Setting 'observation_scale' needs {entries} factors, not {len(scale)}."
+            )
+        actions = int(self.action_space.n)
+        self.preprocess = ObservationPreprocessor(scale, actions, config.previous_action)
+        self.q_network = self.make_network().to(self.device)
+        self.target_network = copy.deepcopy(self.q_network)
+        self.optimizer = torch.optim.Adam(self.q_network.parameters(), lr=config.lr, fused=True)
+        self.state_sizes = [part.shape[1] for part in self.q_network.initial_state(1)]
         self.replay = self.make_replay()
-        self.drawn = DrawnChunks(self.config.batch_size, self.replay.ring.rows.dtype)
 
-    def updates_due(self) -> int:
-        """Say how many updates the last step made due, once the buffer holds a batch."""
-        enough = len(self.replay) >= self.config.batch_size
-        return self.config.updates_due(self.global_step) if enough else 0
+    def make_network(self) -> nn.Module:
+        """Make the Q-network: any module with `initial_state` and `forward` of `LSTMQNetwork`."""
+        config, actions = self.config, int(self.action_space.n)
+        return LSTMQNetwork(self.preprocess.inputs, actions, config.hidden, config.lstm_units)
 
-    @torch.inference_mode(False)  # autograd is to go back to it
-    def start(self, chunks: Chunks) -> State:
-        """Return the memory that chunks start from."""
-        stored = self.config.start_state == "stored"
-        return chunks.state if stored else self.online.initial_state(chunks.mask.shape[1])
+    def make_replay(self) -> RecurrentReplayBuffer:
+        """Make the buffer of chunks."""
+        config, seed = self.config, derive_seed(self.config.seed, "replay")
+        dtype = chunk_dtype(self.preprocess.inputs, sum(self.state_sizes), config.chunk_length)
+        returns = config.n_step, config.gamma
+        return RecurrentReplayBuffer(config.buffer_size, dtype, config.num_envs, *returns, seed)
 
-    @torch.inference_mode()  # the network knows the way back by itself
+    def reset_state(self, state: State | None, episode_start: np.ndarray) -> State:
+        """Return hidden state and previous action, zeroed where an episode starts."""
+        if state is None:
+            count = len(episode_start)
+            no_action = torch.zeros(count, self.preprocess.action_inputs, device=self.device)
+            return *self.q_network.initial_state(count), no_action
+        start = torch.from_numpy(episode_start).to(self.device)
+        return reset_state(tuple(part.to(self.device) for part in state), start)
+
+    @torch.no_grad()
+    def act(
+        self, obs: np.ndarray, state: Any, episode_start: np.ndarray, explore: bool
+    ) -> tuple[np.ndarray, Any]:
+        """Act ε-greedily; the hidden state advances whichever action is taken."""
+        *hidden, previous_action = self.reset_state(state, episode_start)
+        inputs = self.preprocess(obs, previous_action.cpu().numpy())
+        x = torch.from_numpy(inputs).to(self.device).unsqueeze(0)  # a sequence of length one
+        start = torch.full((1, len(obs)), not self.config.carry_state, device=self.device)
+        q, hidden = self.q_network(x, tuple(hidden), start)  # (1, batch, actions)
+        actions = q.squeeze(0).argmax(dim=1).cpu().numpy()
+        if explore:
+            epsilon = self.config.epsilon(self.global_step)
+            actions = epsilon_greedy(actions, int(self.action_space.n), epsilon, self.generator)
+        played = torch.from_numpy(self.preprocess.one_hot(actions)).to(self.device)
+        return actions + self.action_space.start, (*hidden, played)
+
+    def observe(self, transition: Transition) -> None:
+        """Append the step to the open chunks, with the hidden state before it."""
+        state = self.reset_state(transition.state, transition.episode_start)
+        *hidden, previous_action = (part.cpu().numpy() for part in state)
+        action = transition.action - self.action_space.start
+        self.replay.append(
+            obs=self.preprocess(transition.obs, previous_action),
+            action=action,
+            reward=transition.reward * self.config.reward_scale,
+            next_obs=self.preprocess(transition.next_obs, self.preprocess.one_hot(action)),
+            terminated=transition.terminated,
+            truncated=transition.truncated,
+            episode_start=transition.episode_start,
+            state=np.concatenate(hidden, axis=1),
+        )
+
+    def sample(self) -> Chunks:
+        """Sample a batch of chunks."""
+        return self.replay.sample(self.config.batch_size).to(self.device)
+
+    def start_state(self, batch: Chunks) -> State:
+        """Return the hidden state that chunks start from."""
+        if self.config.start_state == "zero":
+            return self.q_network.initial_state(len(batch.state))
+        return batch.state.split(self.state_sizes, dim=1)
+
+    def compute_gradients(self, batch: Chunks) -> Metrics:
+        """Backpropagate the loss of a batch of chunks."""
+        config, state, episode_start = self.config, self.start_state(batch), batch.episode_start
+        if not config.carry_state:
+            episode_start = torch.ones_like(episode_start)  # every step starts from zero
+        q, _ = self.q_network(batch.obs, state, episode_start)  # (time + 1, batch, actions)
+        with torch.no_grad():  # the target network unrolls a hidden state of its own
+            q_target, _ = self.target_network(batch.obs, state, episode_start)
+        loss, metrics = drqn_loss(
+            q[:-1],
+            batch.action,
+            batch.reward,
+            batch.discount,
+            batch.terminated,
+            batch.mask,
+            values_at(q_target, batch.bootstrap),
+            values_at(q.detach(), batch.bootstrap) if config.double else None,
+            huber=config.huber,
+        )
+        loss.backward()
+        return metrics
+
     def update(self, batch: Chunks) -> UpdateResult:
-        """Make one gradient step on the TD errors of a batch of chunks."""
-        config, start, starts = self.config, self.start(batch), batch.starts(0, len(batch.obs))
-        q, trace = self.online.trace(batch.obs, start, starts)
-        q_target = self.target.q_values_sequence(batch.obs, start, starts)  # a memory of its own
-        values = best_values(q_target, q if config.double else None)  # (time + 1, batch)
-        next_value = values.gather(0, batch.bootstrap)
-        y = bootstrapped(batch.reward, batch.discount, batch.terminated, next_value)
-        slope, metrics, _ = sequence_slope(q, batch.action, y, batch.mask, huber=config.huber)
-        return self.descend(trace, slope, metrics)
-
-    def descend(self, trace: SequenceTrace, slope: Tensor, metrics: Tensor) -> UpdateResult:
-        """Make the gradient step, then move the target network if it is time."""
+        """Make one gradient step on the TD errors, then move the target network if it is time."""
         config = self.config
-        self.online.backward(trace, slope)
-        apply_gradients(self.optimizer, config.lr_now(self.global_step), config.max_grad_norm)
-        if (self.updates + 1) % config.target_every == 0:
-            self.target_weights.data.lerp_(self.weights.data, config.tau)  # all weights at once
-        return UpdateResult(lambda: dict(zip(METRICS, metrics.tolist(), strict=True)))
+        self.optimizer.zero_grad()
+        metrics = self.compute_gradients(batch)
+        if config.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self.q_network.parameters(), config.max_grad_norm)
+        set_learning_rate(self.optimizer, config.lr_now(self.global_step))
+        self.optimizer.step()
+        if (self.updates + 1) % config.target_update_interval == 0:
+            polyak_update(self.target_network, self.q_network, config.tau)
+        return UpdateResult(metrics)
 
 
 def train_drqn(config: DRQNConfig, progress: bool = True) -> RunResult:

@@ -11,8 +11,8 @@ from rlbook.drqn import RecurrentReplayBuffer
 def play(buffer: RecurrentReplayBuffer, steps: int, seed: int) -> list[list[dict[str, Any]]]:
     """Fill a buffer with random episodes; return the episodes of each environment, in order."""
     rng = np.random.default_rng(seed)
-    count, inputs = buffer.open.rows["obs"].shape[0], buffer.open.rows["obs"].shape[2]
-    units = buffer.open.rows["cell"].shape[1]
+    count, _, inputs = buffer.open["obs"].shape
+    size = buffer.open["state"].shape[1]
     episodes: list[list[dict[str, Any]]] = [[] for _ in range(count)]
     start, obs = np.ones(count, dtype=bool), rng.normal(size=(count, inputs)).astype(np.float32)
     for _ in range(steps):
@@ -27,11 +27,10 @@ def play(buffer: RecurrentReplayBuffer, steps: int, seed: int) -> list[list[dict
             "truncated": truncated,
             "episode_start": start,
         }
-        state = rng.normal(size=(2, count, units)).astype(np.float32) * ~start[:, None]
-        buffer.append(**step, state=(state[0], state[1]))
+        step["state"] = rng.normal(size=(count, size)).astype(np.float32) * ~start[:, None]
+        buffer.append(**step)
         for i in range(count):
-            one = {name: part[i] for name, part in step.items()} | {"state": state[:, i]}
-            episodes[i].append(one)
+            episodes[i].append({name: part[i] for name, part in step.items()})
         start = terminated | truncated
         first = rng.normal(size=obs.shape).astype(np.float32)
         obs = np.where(start[:, None], first, step["next_obs"])

@@ -1,5 +1,7 @@
 """What the chapter on DRQN cannot test about itself: references, exact resume, bad input."""
 
+import copy
+import pickle
 import signal
 from pathlib import Path
 from typing import Any
@@ -13,22 +15,27 @@ from torch import Tensor, nn
 
 import rlbook.drqn
 from rlbook.agent import Agent, Transition
-from rlbook.dqn import flatten_parameters
 from rlbook.drqn import (
     DRQN,
     Chunks,
-    DrawnChunks,
     DRQNConfig,
     LSTMQNetwork,
     RecurrentReplayBuffer,
+    State,
     chunk_dtype,
     drqn_loss,
     n_step_chunks,
+    reset_state,
 )
 from rlbook.r2d2 import R2D2
 from rlbook.run import RunResult, resume, train
 
 RECURRENT = [DRQN, R2D2]
+
+
+def parameters(agent: DRQN) -> Tensor:
+    """All parameters of the Q-network as one vector."""
+    return torch.cat([p.detach().flatten() for p in agent.q_network.parameters()])
 
 
 def random_network(seed: int) -> LSTMQNetwork:
@@ -39,88 +46,57 @@ def random_network(seed: int) -> LSTMQNetwork:
 # The model
 
 
-def cell_loop(network: LSTMQNetwork, obs: Tensor, state: Any, starts: Tensor) -> Tensor:
-    """The slow and plain way: one LSTMCell step after the other, memory zeroed at each start."""
-    lstm = network.lstm
-    cell = nn.LSTMCell(lstm.input_size, lstm.hidden_size)
-    names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-    cell.load_state_dict({name: getattr(lstm, f"{name}_l0") for name in names})
-    hidden, memory = state
+def cell_loop(network: LSTMQNetwork, obs: Tensor, state: State, starts: Tensor) -> Tensor:
+    """The slow and plain way: one LSTM step after the other, the state zeroed at each start."""
+    hidden, cell = state
     outputs = []
     for x, start in zip(obs, starts, strict=True):
         keep = (~start).float().unsqueeze(1)
-        hidden, memory = cell(network.encoder(x), (hidden * keep, memory * keep))
+        before = (hidden * keep, cell * keep)
+        hidden, cell = torch.lstm_cell(network.encoder(x), before, *network.lstm.parameters())
         outputs.append(network.head(hidden))
     return torch.stack(outputs)
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.1, 0.5, 1.0])
 @pytest.mark.parametrize("seed", range(3))
-def test_chunked_forward_equals_a_loop_of_cells_with_resets(seed: int, chance: float) -> None:
+def test_forward_equals_a_loop_of_cells_with_resets(seed: int, chance: float) -> None:
     network = random_network(seed)
     obs, starts = torch.randn(9, 6, 3), torch.rand(9, 6) < chance
     state = torch.randn(6, 4), torch.randn(6, 4)
     expected = cell_loop(network, obs, state, starts)
-    actual = network.q_values_sequence(obs, state, starts)
-    assert actual.shape == (9, 6, 2)
+    actual, last = network(obs, state, starts)
+    assert actual.shape == (9, 6, 2) and [part.shape for part in last] == [(6, 4), (6, 4)]
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.3])
-def test_gradient_of_the_chunked_forward_equals_that_of_the_loop(chance: float) -> None:
-    network = random_network(0)
+@pytest.mark.parametrize("hidden", [(), (8,), (8, 5)])
+def test_gradient_equals_that_of_the_loop(hidden: tuple[int, ...], chance: float) -> None:
+    torch.manual_seed(0)
+    network = LSTMQNetwork(inputs=3, actions=2, hidden=hidden, units=4)
     obs, starts = torch.randn(7, 4, 3), torch.rand(7, 4) < chance
     state = torch.randn(4, 4), torch.randn(4, 4)
     gradients = []
-    for forward in (network.q_values_sequence, lambda *x: cell_loop_with(network, *x)):
+    for q in (network(obs, state, starts)[0], cell_loop(network, obs, state, starts)):
         network.zero_grad()
-        forward(obs, state, starts).square().mean().backward()
+        q.square().mean().backward()
         gradients.append([p.grad.clone() for p in network.parameters() if p.grad is not None])
-    for fast, slow in zip(*gradients, strict=True):
-        torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-6)
+    for one, two in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
 
 
-def cell_loop_with(network: LSTMQNetwork, obs: Tensor, state: Any, starts: Tensor) -> Tensor:
-    """The loop with the network's own weights, so that gradients arrive there."""
-    lstm = network.lstm
-    hidden, memory = state
-    outputs = []
-    for x, start in zip(obs, starts, strict=True):
-        keep = (~start).float().unsqueeze(1)
-        before = (hidden * keep, memory * keep)
-        hidden, memory = torch.lstm_cell(network.encoder(x), before, *lstm.parameters())
-        outputs.append(network.head(hidden))
-    return torch.stack(outputs)
-
-
-def test_acting_step_by_step_equals_the_sequence() -> None:
+def test_a_sequence_can_be_read_in_pieces() -> None:
     network = random_network(1)
     obs, starts = torch.randn(8, 3, 3), torch.rand(8, 3) < 0.3
-    state = network.initial_state(3)
-    expected = network.q_values_sequence(obs, state, starts)
-    for x, start, q in zip(obs, starts, expected, strict=True):
-        actual, state = network.act(x, state, start)
-        torch.testing.assert_close(actual, q, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("hidden", [(), (8,), (8, 5)])
-@pytest.mark.parametrize("chance", [0.0, 0.3])
-def test_the_way_back_by_hand_is_that_of_autograd(hidden: tuple[int, ...], chance: float) -> None:
-    torch.manual_seed(0)
-    network = LSTMQNetwork(inputs=3, actions=2, hidden=hidden, units=4)
-    flat = flatten_parameters(network)
-    obs, starts = torch.randn(7, 4, 3), torch.rand(7, 4) < chance
-    state, slope = (torch.randn(4, 4), torch.randn(4, 4)), torch.randn(7, 4, 2)
-    expected = network.q_values_sequence(obs, state, starts)
-    expected.backward(slope)
-    assert flat.grad is not None
-    by_autograd = flat.grad.clone()
-    flat.grad.fill_(float("nan"))  # what stood there before must not matter
-    q, trace = network.trace(obs, state, starts)
-    network.backward(trace, slope)
-    torch.testing.assert_close(q, expected.detach())
-    torch.testing.assert_close(flat.grad, by_autograd)
-    assert not obs.requires_grad
+    expected, last = network(obs, network.initial_state(3), starts)
+    state, pieces = network.initial_state(3), []
+    for first, end in ((0, 1), (1, 2), (2, 6), (6, 8)):
+        q, state = network(obs[first:end], state, starts[first:end])
+        pieces.append(q)
+    torch.testing.assert_close(torch.cat(pieces), expected, rtol=1e-5, atol=1e-6)
+    for one, two in zip(state, last, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
 
 
 # The buffer
@@ -145,12 +121,11 @@ def test_chunks_hold_the_episodes_and_their_n_step_returns(seed: int, n: int) ->
     episodes = play(buffer, 150, seed)
     expected = [chunk for steps in episodes for chunk in split(steps, 6)]
     assert len(buffer) == len(expected)
-    stored = {row["obs"][0].tobytes(): row for row in buffer.ring.rows[: len(buffer)]}
+    stored = {row["obs"][0].tobytes(): row for row in buffer.ring.storage[: len(buffer)]}
     for chunk in expected:
         row = stored[chunk[0]["obs"].tobytes()]
         assert row["mask"].tolist() == [True] * len(chunk) + [False] * (6 - len(chunk))
-        np.testing.assert_array_equal(row["hidden"], chunk[0]["state"][0])
-        np.testing.assert_array_equal(row["cell"], chunk[0]["state"][1])
+        np.testing.assert_array_equal(row["state"], chunk[0]["state"])
         assert row["episode_start"][: len(chunk)].tolist() == [s["episode_start"] for s in chunk]
         for t, step in enumerate(chunk):
             np.testing.assert_array_equal(row["obs"][t], step["obs"])
@@ -179,38 +154,7 @@ def test_sample_is_time_first() -> None:
     assert chunks.obs.shape == (7, 5, 2) and chunks.episode_start.shape == (7, 5)
     for part in (chunks.action, chunks.reward, chunks.discount, chunks.terminated, chunks.mask):
         assert part.shape == (6, 5)
-    assert [part.shape for part in chunks.state] == [(5, 4), (5, 4)]
-
-
-def test_chunks_drawn_into_given_memory_are_those_of_a_sample() -> None:
-    buffer, same = (RecurrentReplayBuffer(500, chunk_dtype(2, 4, 6), 3, 2, 0.9, 7) for _ in "ab")
-    for each in (buffer, same):
-        play(each, 200, 0)
-        each.ring.rows["episode_start"][:5, 2] = True  # so that some batches hold starts within
-    room, within = DrawnChunks(5, buffer.ring.rows.dtype), set()
-    for _ in range(20):
-        found, expected = buffer.sample(5, out=room), same.sample(5)
-        within.add(found.starts_within)
-        for name, part in vars(expected).items():
-            here = getattr(found, name)
-            if isinstance(part, torch.Tensor):
-                assert torch.equal(here, part) and here.is_contiguous()
-            elif isinstance(part, tuple):
-                assert all(map(torch.equal, here, part))
-            else:
-                assert here == part
-    assert within == {False, True}
-
-
-def test_starts_are_given_to_the_network_only_if_one_lies_within() -> None:
-    rows = np.zeros(3, chunk_dtype(2, 4, 6))
-    rows["episode_start"][0, 0] = True
-    assert Chunks.from_rows(rows).starts(0, 7) is None  # the memory at the start is 0 already
-    rows["episode_start"][1, 2] = True
-    chunks = Chunks.from_rows(rows)
-    for first, last in ((0, 7), (0, 2), (2, 7)):
-        found = chunks.starts(first, last)
-        assert found is not None and torch.equal(found, chunks.episode_start[first:last])
+    assert chunks.state.shape == (5, 4)
 
 
 def test_samples_and_open_chunks_survive_a_round_trip() -> None:
@@ -220,7 +164,7 @@ def test_samples_and_open_chunks_survive_a_round_trip() -> None:
     first, second = make(), make()
     play(first, 100, 1)
     second.load_state_dict(first.state_dict())
-    assert (second.open.filled == first.open.filled).all() and first.open.filled.any()
+    assert (second.filled == first.filled).all() and first.filled.any()
     for buffer in (first, second):
         play(buffer, 50, 2)
     for _ in range(5):
@@ -231,25 +175,25 @@ def test_samples_and_open_chunks_survive_a_round_trip() -> None:
 def test_an_episode_that_was_left_is_cut_as_if_truncated() -> None:
     buffer = RecurrentReplayBuffer(20, chunk_dtype(2, 4, 6), 3, 2, 0.9, 7)
     play(buffer, 4, 1)
-    before, waiting = len(buffer), int((buffer.open.filled > 0).sum())
+    before, waiting = len(buffer), int((buffer.filled > 0).sum())
     episodes = play(buffer, 1, 2)  # all start anew, as in a second call of `learn`
     ended = sum(bool(e[0]["terminated"] or e[0]["truncated"]) for e in episodes)
     assert len(buffer) == before + waiting + ended
-    assert buffer.ring.rows["episode_start"][: len(buffer), 1:].sum() == 0
+    assert buffer.ring.storage["episode_start"][: len(buffer), 1:].sum() == 0
 
 
-@pytest.mark.parametrize("agent_class", RECURRENT)
+@pytest.mark.parametrize("algorithm", RECURRENT)
 @pytest.mark.parametrize("start_state", ["stored", "zero"])
 @pytest.mark.parametrize("previous_action", [False, True])
-def test_every_kind_of_memory_learns(
-    agent_class: type[DRQN], start_state: str, previous_action: bool
+def test_every_kind_of_input_and_start_learns(
+    algorithm: type[DRQN], start_state: str, previous_action: bool
 ) -> None:
     settings: dict[str, Any] = {"start_state": start_state, "previous_action": previous_action}
-    settings |= {"chunk_length": 16, "batch_size": 4, "warmup_steps": 100, "eval_every": 0}
-    agent = agent_class("CartPole-v1", num_envs=2, seed=0, **settings)
-    before = agent.weights.detach().clone()
+    settings |= {"chunk_length": 16, "batch_size": 4, "learning_starts": 100, "eval_every": 0}
+    agent = algorithm("CartPole-v1", num_envs=2, seed=0, **settings)
+    before = parameters(agent)
     agent.learn(200, progress=False)
-    assert agent.updates > 0 and not torch.equal(agent.weights, before)
+    assert agent.updates > 0 and not torch.equal(parameters(agent), before)
 
 
 # The loss
@@ -259,12 +203,12 @@ def test_every_kind_of_memory_learns(
 @pytest.mark.parametrize("seed", range(3))
 def test_loss_equals_a_plain_loop(seed: int, double: bool) -> None:
     steps = random_steps(seed)
-    online = torch.randn(5, 4, 3) if double else None
-    loss, metrics = drqn_loss(**steps, next_q_online=online)
+    next_q = torch.randn(5, 4, 3) if double else None
+    loss, metrics = drqn_loss(**steps, next_q=next_q)
     errors = []
     for t, b in steps["mask"].nonzero().tolist():
         values = steps["next_q_target"][t, b]
-        best = values.max() if online is None else values[online[t, b].argmax()]
+        best = values.max() if next_q is None else values[next_q[t, b].argmax()]
         alive = 0.0 if steps["terminated"][t, b] else 1.0
         target = steps["reward"][t, b] + steps["discount"][t, b] * alive * best
         errors.append(float(steps["q"][t, b, steps["action"][t, b]] - target))
@@ -296,14 +240,14 @@ def test_padded_steps_change_neither_loss_nor_gradient() -> None:
 def test_garbage_in_padded_steps_changes_no_update(algorithm: type[DRQN]) -> None:
     weights = []
     for garbage in (False, True):
-        agent = algorithm("CartPole-v1", seed=1, total_steps=600, warmup_steps=10_000)
+        agent = algorithm("CartPole-v1", seed=1, total_steps=600, learning_starts=10_000)
         train(agent, progress=False)
         batch = agent.sample()
         assert not batch.mask.all()
         if garbage:
             spoil(batch)
         agent.update(batch)
-        weights.append(torch.cat([p.detach().flatten() for p in agent.online.parameters()]))
+        weights.append(parameters(agent))
     assert torch.equal(*weights)
 
 
@@ -330,7 +274,7 @@ def test_a_wrong_shape_is_named() -> None:
 
 
 @pytest.mark.parametrize("algorithm", RECURRENT)
-def test_memory_advances_on_random_actions_and_is_zeroed_at_starts(algorithm: type[DRQN]) -> None:
+def test_state_advances_on_random_actions_and_is_zeroed_at_starts(algorithm: type[DRQN]) -> None:
     agent = algorithm("CartPole-v1", num_envs=3)
     obs = np.random.default_rng(0).normal(size=(4, 3, 4)).astype(np.float32)
     first, later = np.ones(3, dtype=bool), np.zeros(3, dtype=bool)
@@ -346,7 +290,7 @@ def test_memory_advances_on_random_actions_and_is_zeroed_at_starts(algorithm: ty
     assert not torch.allclose(after[0][1], fresh[0][1])
 
 
-def test_the_memory_that_is_stored_is_the_one_before_the_step() -> None:
+def test_the_state_that_is_stored_is_the_one_before_the_step() -> None:
     agent = DRQN("CartPole-v1", num_envs=2, chunk_length=3, n_step=1)
     state: Any = None
     seen = []
@@ -360,18 +304,19 @@ def test_the_memory_that_is_stored_is_the_one_before_the_step() -> None:
         )
         state = after
     assert len(agent.replay) == 2
-    np.testing.assert_array_equal(agent.replay.open.rows["hidden"], seen[3][0].numpy())
-    assert not agent.replay.ring.rows["hidden"][:2].any()  # an episode starts with no memory
+    hidden, cell, _ = seen[3]
+    np.testing.assert_array_equal(agent.replay.open["state"], torch.cat((hidden, cell), 1).numpy())
+    assert not agent.replay.ring.storage["state"][:2].any()  # an episode starts from zero
 
 
 @pytest.mark.parametrize("algorithm", RECURRENT)
-def test_target_network_unrolls_its_own_memory(algorithm: type[DRQN]) -> None:
-    agent = algorithm("CartPole-v1", seed=3, total_steps=800, warmup_steps=10_000, double=False)
+def test_target_network_unrolls_its_own_state(algorithm: type[DRQN]) -> None:
+    agent = algorithm("CartPole-v1", seed=3, total_steps=800, learning_starts=10_000, double=False)
     train(agent, progress=False)
     batch = agent.sample()
     before = agent.update(batch).metrics["target_mean"]
     with torch.no_grad():  # its recurrent weights alone must change the targets
-        list(agent.target.lstm.parameters())[1].mul_(3.0)
+        list(agent.target_network.lstm.parameters())[1].mul_(3.0)
     assert agent.update(batch).metrics["target_mean"] != before
 
 
@@ -380,8 +325,8 @@ def settings_of_a_short_run(path: Path) -> dict[str, Any]:
         "run_dir": str(path),
         "total_steps": 1_500,
         "num_envs": 4,
-        "warmup_steps": 200,
-        "update_every": 16,
+        "learning_starts": 200,
+        "train_frequency": 16,
         "checkpoint_every": 500,
         "eval_every": 500,
         "eval_episodes": 3,
@@ -455,18 +400,18 @@ def test_save_and_load_predict_the_same(algorithm: type[DRQN], tmp_path: Path) -
 
 
 @pytest.mark.parametrize("length", [1, 3])
-def test_drqn_learns_what_memory_alone_can_tell(length: int) -> None:
+def test_drqn_learns_what_the_past_alone_can_tell(length: int) -> None:
     agent = DRQN(
         "rlbook/TMaze-v0",
         env_kwargs={"length": length},
         num_envs=8,
         chunk_length=8,
         gamma=0.98,
-        update_every=8,
-        warmup_steps=200,
-        epsilon_steps=1_500,
+        train_frequency=8,
+        learning_starts=200,
+        epsilon_decay_steps=1_500,
         tau=0.05,
-        target_every=1,
+        target_update_interval=1,
         eval_every=0,
     )
     agent.learn(4_000, progress=False)
@@ -474,25 +419,96 @@ def test_drqn_learns_what_memory_alone_can_tell(length: int) -> None:
 
 
 @pytest.mark.parametrize("algorithm", RECURRENT)
-def test_without_memory_only_the_step_itself_counts(algorithm: type[Agent]) -> None:
-    settings: dict[str, Any] = {"chunk_length": 20, "n_step": 2, "warmup_steps": 200}
-    agent: Any = algorithm("CartPole-v1", memory=False, **settings)
+def test_without_a_carried_state_only_the_step_itself_counts(algorithm: type[DRQN]) -> None:
+    settings: dict[str, Any] = {"chunk_length": 20, "n_step": 2, "learning_starts": 200}
+    agent = algorithm("CartPole-v1", carry_state=False, **settings)
     agent.learn(400, progress=False)
-    batch = agent.sample()
-    q = agent.online.q_values_sequence(
-        batch.obs, agent.start(batch), batch.starts(0, len(batch.obs))
-    ).detach()
-    steps, chunks = q.shape[:2]
-    nothing = agent.online.initial_state(steps * chunks)
-    alone, _ = agent.online.act(batch.obs.flatten(0, 1), nothing)
-    torch.testing.assert_close(q, alone.detach().view_as(q))
-    hidden, cell, previous = agent.remember(None, np.ones(1, dtype=bool))
-    other = hidden + 1, cell - 1, previous  # what another past would have left
+    batch, gradients = agent.sample(), []
+    for other_past in (False, True):
+        if other_past:
+            batch.state += 1.0
+        agent.optimizer.zero_grad()
+        agent.compute_gradients(batch)
+        parts = [p.grad.flatten() for p in agent.q_network.parameters() if p.grad is not None]
+        gradients.append(torch.cat(parts))
+    assert torch.equal(*gradients) and gradients[0].any()
+    hidden, cell, previous = agent.reset_state(None, np.ones(1, dtype=bool))
     obs, no_start = np.full((1, 4), 0.1, np.float32), np.zeros(1, dtype=bool)
-    pasts = (hidden, cell, previous), other
+    pasts = (hidden, cell, previous), (hidden + 1, cell - 1, previous)
     after = [agent.act(obs, past, no_start, explore=False)[1] for past in pasts]
     for one, two in zip(*after, strict=True):
         assert torch.equal(one, two)
+
+
+class GRUQNetwork(nn.Module):
+    """A network of somebody else: a GRU, LayerNorm and two heads."""
+
+    def __init__(self, inputs: int, actions: int) -> None:
+        super().__init__()
+        self.gru, self.norm = nn.GRU(inputs, 12), nn.LayerNorm(12)
+        self.value, self.advantage = nn.Linear(12, 1), nn.Linear(12, actions)
+
+    def initial_state(self, batch: int) -> State:
+        return (torch.zeros(batch, 12),)
+
+    def forward(self, obs: Tensor, state: State, episode_start: Tensor) -> tuple[Tensor, State]:
+        outputs = []
+        for x, start in zip(obs, episode_start, strict=True):
+            (hidden,) = reset_state(state, start)
+            output, hidden = self.gru(x.unsqueeze(0), hidden.unsqueeze(0))
+            state = (hidden.squeeze(0),)
+            outputs.append(self.norm(output))
+        features = torch.cat(outputs)
+        advantage = self.advantage(features)
+        return self.value(features) + advantage - advantage.mean(dim=2, keepdim=True), state
+
+
+class GRUDRQN(DRQN):
+    def make_network(self) -> nn.Module:
+        return GRUQNetwork(self.preprocess.inputs, int(self.action_space.n))
+
+
+class GRUR2D2(R2D2):
+    def make_network(self) -> nn.Module:
+        return GRUQNetwork(self.preprocess.inputs, int(self.action_space.n))
+
+
+@pytest.mark.parametrize("algorithm", [GRUDRQN, GRUR2D2])
+def test_any_network_with_the_same_inputs_and_outputs_learns(
+    algorithm: type[DRQN], tmp_path: Path
+) -> None:
+    agent = algorithm("CartPole-v1", learning_starts=200, batch_size=4)
+    before = [p.detach().clone() for p in agent.q_network.parameters()]
+    agent.learn(600, progress=False)
+    assert agent.replay.open["state"].shape == (1, 12)
+    for one, two in zip(before, agent.q_network.parameters(), strict=True):
+        assert not torch.equal(one, two)
+    agent.save(tmp_path / "agent.pt")
+    assert torch.equal(parameters(algorithm.load(tmp_path / "agent.pt")), parameters(agent))
+
+
+@pytest.mark.parametrize("algorithm", RECURRENT)
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+def test_a_copy_learns_as_the_original_does(algorithm: type[DRQN], how: str) -> None:
+    agent = algorithm("CartPole-v1", num_envs=2, learning_starts=200, batch_size=4, eval_every=0)
+    agent.learn(400, progress=False)
+    twin = copy.deepcopy(agent) if how == "deepcopy" else pickle.loads(pickle.dumps(agent))
+    before = parameters(agent)
+    for each in (agent, twin):
+        each.learn(300, progress=False)
+    assert not torch.equal(parameters(agent), before)
+    states = agent.state_dict(), twin.state_dict()
+    for state in states:  # a copied array has other bytes between its fields
+        del state["replay"]["ring"]["storage"], state["replay"]["open"]
+    assert_same(*states)
+    np.testing.assert_array_equal(agent.replay.ring.storage, twin.replay.ring.storage)
+    np.testing.assert_array_equal(agent.replay.open, twin.replay.open)
+
+
+@pytest.mark.parametrize("algorithm", RECURRENT)
+def test_compile_is_declined_in_a_sentence(algorithm: type[DRQN]) -> None:
+    with pytest.raises(ValueError, match=r"'compile' is not for .*LSTM"):
+        algorithm("CartPole-v1", compile=True)
 
 
 # Bad input
@@ -517,7 +533,7 @@ if "PixelsForDRQN-v0" not in gym.registry:
         ({"env_id": "PixelsForDRQN-v0"}, "image observations.*needs vector observations"),
         ({"env_id": "Pendulum-v1"}, "continuous actions.*discrete actions"),
         ({"n_step": 50, "chunk_length": 16}, "'n_step' .50. must not exceed"),
-        ({"units": 0}, "'units' must be at least 1"),
+        ({"lstm_units": 0}, "'lstm_units' must be at least 1"),
         ({"start_state": "warm"}, "'start_state' must be one of 'stored', 'zero'"),
         ({"observation_scale": [1.0, 2.0]}, "'observation_scale' needs 4 factors, not 2"),
         ({"chunk_lenght": 8}, "no setting 'chunk_lenght'. Did you mean 'chunk_length'"),
@@ -537,9 +553,9 @@ def test_settings_are_those_of_dqn_and_more() -> None:
 
 
 @pytest.mark.parametrize("algorithm", RECURRENT)
-def test_a_memory_from_a_file_moves_to_the_device_of_the_network(algorithm: type[Agent]) -> None:
-    agent: Any = algorithm("CartPole-v1")
-    state = agent.remember(None, np.ones(2, dtype=bool))
+def test_a_state_from_a_file_moves_to_the_device_of_the_network(algorithm: type[DRQN]) -> None:
+    agent = algorithm("CartPole-v1")
+    state = agent.reset_state(None, np.ones(2, dtype=bool))
     agent.device = torch.device("meta")  # stands for a GPU
-    moved = agent.remember(state, np.zeros(2, dtype=bool))
+    moved = agent.reset_state(state, np.zeros(2, dtype=bool))
     assert {part.device.type for part in moved} == {"meta"}
