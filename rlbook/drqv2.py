@@ -6,26 +6,18 @@ __all__ = [
     "Critic",
     "DrQv2",
     "DrQv2Config",
-    "DrQv2Model",
     "Encoder",
     "Layers",
-    "PixelActorCritic",
-    "PixelLearner",
     "Trunk",
-    "actor_loss",
+    "check_image_size",
     "check_images",
-    "drqv2_loss",
-    "drqv2_target",
+    "drqv2_actor_loss",
+    "drqv2_critic_loss",
     "find_frame_stack",
-    "improvement_loss",
-    "make_replay",
-    "next_values",
     "noise_std",
     "noisy_action",
-    "pad_edges",
     "random_shift",
     "shift_images",
-    "shifted_batch",
     "smallest_image",
     "train_drqv2",
 ]
@@ -33,68 +25,44 @@ __all__ = [
 # %% book/drqv2.py · DrQ-v2: control from pixels
 import copy
 import dataclasses
-import math
-import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import gymnasium as gym
 import numpy as np
 import torch
-from numpy.lib.stride_tricks import as_strided
+from pydantic import Field
 from torch import Tensor, nn
 
-from rlbook.agent import Agent, Transition, UpdateResult
-from rlbook.dqn import MLP, Adam, check_batch_fits, check_shapes, polyak_update
+from rlbook.agent import Agent, Metrics, Transition, UpdateResult
+from rlbook.dqn import MLP, check_shapes, polyak_update
 from rlbook.envs import derive_seed, make_env
-from rlbook.pixels import (  # noqa: F401 (who uses the agent finds its environments here too)
-    FrameReplay,
-    FrameRing,
-    PointReach,
-    make_pendulum_pixels,
-    make_pixels,
-)
-from rlbook.replay import Batch, to_batch
+from rlbook.pixels import FrameReplay
+from rlbook.replay import Batch, ReplayConfig, to_batch
 from rlbook.run import RunResult, train
-from rlbook.sac import ActionScale, Critics, check_bounds
-from rlbook.settings import Config, setting
+from rlbook.sac import ActionScale, check_bounds
+from rlbook.settings import Config
 
 
-# %% book/drqv2.py · Shifting an image
-def pad_edges(images: np.ndarray, pad: int) -> np.ndarray:
-    """Repeat the edges of images (batch, channels, height, width) `pad` times on all sides."""
-    *outer, height, width = images.shape
-    padded = np.empty((*outer, height + 2 * pad, width + 2 * pad), images.dtype)
-    rows = padded[:, :, pad : pad + height]
-    rows[..., pad : pad + width] = images
-    rows[..., :pad], rows[..., pad + width :] = images[..., :1], images[..., -1:]
-    padded[:, :, :pad], padded[:, :, pad + height :] = rows[:, :, :1], rows[:, :, -1:]
-    return padded
+# %% book/drqv2.py · Random shifts
+def shift_images(images: Tensor, shifts: Tensor, pad: int) -> Tensor:
+    """Shift images (batch, channels, height, width), each by its own `shifts` (2, batch) - pad."""
+    channels, height, width = images.shape[1:]
+    y = torch.arange(height, device=images.device) + shifts[0].unsqueeze(1) - pad
+    x = torch.arange(width, device=images.device) + shifts[1].unsqueeze(1) - pad
+    rows, columns = y.clamp(0, height - 1), x.clamp(0, width - 1)  # (batch, height), (batch, width)
+    pixels = (rows.unsqueeze(2) * width + columns.unsqueeze(1)).flatten(1)  # (batch, pixels)
+    index = pixels.unsqueeze(1).expand(-1, channels, -1)
+    return images.flatten(2).gather(2, index).view_as(images)
 
 
-def shift_images(images: np.ndarray, shifts: np.ndarray, pad: int) -> np.ndarray:
-    """Cut each padded image at its own corner, `shifts` (2, batch) down and right, 0 to 2 * pad."""
-    padded = pad_edges(images, pad)
-    image, channel, row, column = padded.strides
-    places = 2 * pad + 1
-    windows = as_strided(  # a view of all crops of all images: nothing is copied yet
-        padded,
-        (len(images), places, places, *images.shape[1:]),
-        (image, row, column, channel, row, column),
-        writeable=False,
-    )
-    return windows[np.arange(len(images)), shifts[0], shifts[1]]
-
-
-def random_shift(images: np.ndarray, pad: int, generator: np.random.Generator) -> np.ndarray:
-    """Move each image by up to `pad` pixels in both directions, its edges repeated."""
+def random_shift(images: Tensor, pad: int, generator: np.random.Generator) -> Tensor:
+    """Shift each image by up to `pad` pixels in both directions, each by its own amount."""
     shifts = generator.integers(2 * pad + 1, size=(2, len(images)))
-    return shift_images(images, shifts, pad) if pad else images
+    return shift_images(images, torch.from_numpy(shifts).to(images.device), pad)
 
 
 # %% book/drqv2.py · The model
-Layers = tuple[tuple[int, int, int], ...]  # output channels, width of the kernel, stride
+Layers = tuple[tuple[int, int, int], ...]  # output channels, side of the kernel, stride
 
 ENCODERS: dict[str, Layers] = {
     "small": ((16, 3, 2), (32, 3, 2), (32, 3, 1)),
@@ -111,108 +79,65 @@ def smallest_image(layers: Layers) -> int:
 
 
 class Encoder(nn.Module):
-    """Convolutions from images (batch, channels, height, width) to numbers (batch, outputs)."""
+    """Convolutions from images of bytes (batch, channels, height, width) to (batch, outputs)."""
 
-    def __init__(self, shape: tuple[int, ...], layers: Layers) -> None:
+    def __init__(self, channels: int, layers: Layers) -> None:
         super().__init__()
-        channels, sides = shape[0], shape[1:]
         self.convolutions = nn.ModuleList()
         for outputs, kernel, stride in layers:
             convolution = nn.Conv2d(channels, outputs, kernel, stride)
             nn.init.orthogonal_(convolution.weight, nn.init.calculate_gain("relu"))
             nn.init.zeros_(convolution.bias)  # type: ignore[arg-type]
             self.convolutions.append(convolution)
-            channels, sides = outputs, tuple((side - kernel) // stride + 1 for side in sides)
-        self.outputs = channels * math.prod(sides)
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            channels = outputs
 
     def forward(self, images: Tensor) -> Tensor:
         """Scale bytes to (-0.5, 0.5) and convolve."""
-        x = images.contiguous(memory_format=torch.channels_last)  # as bytes: fewer to move
-        x = (x * (1 / 255)).sub_(0.5)
+        x = images / 255 - 0.5
         for convolution in self.convolutions:
-            x = convolution(x).relu_()
+            x = convolution(x).relu()
         return x.flatten(1)
 
 
 class Trunk(nn.Sequential):
-    """A few features in (-1, 1) of what the encoder sees."""
+    """A few features in (-1, 1) of an encoding."""
 
     def __init__(self, inputs: int, features: int) -> None:
         super().__init__(nn.Linear(inputs, features), nn.LayerNorm(features), nn.Tanh())
 
 
 class Actor(nn.Module):
-    """From what the encoder sees to an action in (-1, 1)."""
+    """From an encoding to an action, before tanh bounds it."""
 
     def __init__(self, inputs: int, features: int, hidden: tuple[int, ...], actions: int) -> None:
         super().__init__()
         self.trunk, self.policy = Trunk(inputs, features), MLP((features, *hidden, actions))
 
     def forward(self, encoded: Tensor) -> Tensor:
-        """Return the actions (batch, actions) before tanh bounds them."""
+        """Return unbounded actions (batch, actions)."""
         return self.policy(self.trunk(encoded))
 
 
 class Critic(nn.Module):
-    """From what the encoder sees and an action to two opinions of their value."""
-
-    def __init__(
-        self, inputs: int, features: int, hidden: tuple[int, ...], actions: int, members: int = 2
-    ) -> None:
-        super().__init__()
-        self.trunk = Trunk(inputs, features)
-        self.twins = Critics(features, actions, hidden, members)
-
-    def forward(self, encoded: Tensor, action: Tensor, learn: bool = True) -> Tensor:
-        """Return values (batch, 2); without `learn` the gradient reaches the action alone."""
-        with torch.set_grad_enabled(learn and torch.is_grad_enabled()):
-            features = self.trunk(encoded)
-        return self.twins(features, action, learn=learn)
-
-
-class DrQv2Model(nn.Module):
-    """An encoder of images, an actor and twin critics."""
+    """From an encoding and an action to the values of several Q-networks."""
 
     def __init__(
         self,
-        image_shape: tuple[int, ...],
+        inputs: int,
+        features: int,
+        hidden: tuple[int, ...],
         actions: int,
-        encoder: str = "small",
-        features: int = 50,
-        hidden: tuple[int, ...] = (256, 256),
         num_critics: int = 2,
     ) -> None:
         super().__init__()
-        self.encoder = Encoder(image_shape, ENCODERS[encoder])
-        self.actor = Actor(self.encoder.outputs, features, hidden, actions)
-        self.critic = Critic(self.encoder.outputs, features, hidden, actions, num_critics)
+        self.trunk = Trunk(inputs, features)
+        sizes = (features + actions, *hidden, 1)
+        self.q_networks = nn.ModuleList(MLP(sizes) for _ in range(num_critics))
 
-    def encoder_parameters(self) -> Iterator[nn.Parameter]:
-        """The weights that see."""
-        return self.encoder.parameters()
-
-    def actor_parameters(self) -> Iterator[nn.Parameter]:
-        """The weights that act."""
-        return self.actor.parameters()
-
-    def critic_parameters(self) -> Iterator[nn.Parameter]:
-        """The weights that judge."""
-        return self.critic.parameters()
-
-    def act(self, images: Tensor) -> Tensor:
-        """Return the actions (batch, actions) that the policy likes best."""
-        return self.actor(self.encoder(images)).tanh()
-
-    def sample(self, images: Tensor, noise: Tensor) -> Tensor:
-        """Return those actions with noise on them, still in [-1, 1]."""
-        return noisy_action(self.act(images), noise)
-
-    def values(self, images: Tensor, action: Tensor | None = None) -> Tensor:
-        """Return both opinions (batch, 2) of actions, by default of those that it likes best."""
-        encoded = self.encoder(images)
-        chosen = self.actor(encoded).tanh() if action is None else action
-        return self.critic(encoded, chosen)
+    def forward(self, encoded: Tensor, action: Tensor) -> Tensor:
+        """Return values (batch, critics) of actions (batch, actions)."""
+        x = torch.cat([self.trunk(encoded), action], dim=1)
+        return torch.cat([q_network(x) for q_network in self.q_networks], dim=1)
 
 
 # %% book/drqv2.py · Noise
@@ -222,116 +147,112 @@ def noise_std(step: int, start: float, end: float, steps: int) -> float:
 
 
 def noisy_action(action: Tensor, noise: Tensor, clip: float | None = None) -> Tensor:
-    """Add noise, itself clipped if asked, and keep the sum in [-1, 1], but its gradient whole."""
+    """Add noise, clipped if asked, and clamp the sum to [-1, 1] without losing its gradient."""
     noise = noise if clip is None else noise.clamp(-clip, clip)
-    value = (action.detach() + noise).clamp(-1, 1)
-    return value + (action - action.detach())  # the second term is 0, and has the gradient
+    clamped = (action.detach() + noise).clamp(-1, 1)
+    return clamped + (action - action.detach())  # the second term is 0, and has the gradient
 
 
-# %% book/drqv2.py · The loss
-def drqv2_target(reward: Tensor, discount: Tensor, terminated: Tensor, next_q: Tensor) -> Tensor:
-    """Return the n-step reward plus the discounted smaller opinion of the successor."""
-    return reward + discount * ~terminated * next_q.amin(dim=1)
-
-
-def drqv2_loss(
-    q: Tensor,  # (batch, 2), with gradient
+# %% book/drqv2.py · The critic loss
+def drqv2_critic_loss(
+    q: Tensor,  # (batch, critics), with gradient
     reward: Tensor,  # (batch,), of n steps
     discount: Tensor,  # (batch,), gamma ** n
     terminated: Tensor,  # (batch,)
-    next_q: Tensor,  # (batch, 2), of the target critic
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the mean squared TD error, summed over both critics, and named metrics."""
+    next_q: Tensor,  # (batch, critics), of the target critic
+) -> tuple[Tensor, Metrics]:
+    """Return the mean squared TD error, summed over the critics, and named metrics."""
     check_shapes(len(q), reward=reward, discount=discount, terminated=terminated)
-    if next_q.shape != q.shape:
-        raise ValueError(f"next_q must be {tuple(q.shape)}, not {tuple(next_q.shape)}.")
+    if q.ndim != 2 or next_q.shape != q.shape:
+        raise ValueError(
+            f"q and next_q must be (batch, critics), not {tuple(q.shape)} and "
+            f"{tuple(next_q.shape)}."
+        )
     with torch.no_grad():
-        target = drqv2_target(reward, discount, terminated, next_q)
-    td_error = q - target.unsqueeze(1)  # (batch, 2)
+        target = reward + discount * ~terminated * next_q.amin(dim=1)  # (batch,)
+    td_error = q - target.unsqueeze(1)  # (batch, critics)
     loss = td_error.square().mean(dim=0).sum()
     metrics = {
-        "critic_loss": loss.detach(),
-        "target_q_mean": target.mean(),
+        "loss": loss.detach(),
+        "q_mean": q.detach().mean(),
+        "target_mean": target.mean(),
         "td_error_abs": td_error.detach().abs().mean(),
     }
     return loss, metrics
 
 
-def actor_loss(q: Tensor, unbounded: Tensor, penalty: float) -> Tensor:
-    """Return minus the smaller opinion (batch, 2) of actions, plus a price for their saturation."""
-    return -q.amin(dim=1).mean() + penalty * unbounded.square().mean()
-
-
-@torch.no_grad()
-def next_values(
-    model: DrQv2Model, target: Critic, images: Tensor, noise: Tensor, clip: float
-) -> Tensor:
-    """Return what the slow critics (batch, 2) think of the policy's action near these images."""
-    encoded = model.encoder(images)
-    action = noisy_action(model.actor(encoded).tanh(), noise, clip)
-    return target(encoded, action)
-
-
-def improvement_loss(
-    model: DrQv2Model, encoded: Tensor, noise: Tensor, clip: float, penalty: float
-) -> Tensor:
-    """Return the loss of the actor at what the encoder saw; only the actor gets a gradient."""
-    unbounded = model.actor(encoded)
-    action = noisy_action(unbounded.tanh(), noise, clip)
-    return actor_loss(model.critic(encoded, action, learn=False), unbounded, penalty)
+# %% book/drqv2.py · The actor loss
+def drqv2_actor_loss(
+    q: Tensor,  # (batch, critics), with gradient
+    unbounded: Tensor,  # (batch, actions), with gradient
+    saturation_penalty: float,
+) -> tuple[Tensor, Metrics]:
+    """Return minus the mean smallest value, plus a penalty on saturated actions, and metrics."""
+    if q.ndim != 2 or unbounded.ndim != 2 or len(q) != len(unbounded):
+        raise ValueError(
+            f"q must be (batch, critics) and unbounded (batch, actions), not {tuple(q.shape)} and "
+            f"{tuple(unbounded.shape)}."
+        )
+    loss = -q.amin(dim=1).mean() + saturation_penalty * unbounded.square().mean()
+    return loss, {"actor_loss": loss.detach()}
 
 
 # %% book/drqv2.py · Settings
-@dataclass(kw_only=True)
-class DrQv2Config(Config):
+class DrQv2Config(ReplayConfig):
     """The settings of DrQ-v2."""
 
-    env_id: str = setting(
-        "rlbook/PointReach-v0", "Gymnasium id; `module:Name-v0` imports the module first."
+    env_id: str = Field(
+        default="rlbook/PointReach-v0",
+        description="Gymnasium id; `module:Name-v0` imports the module first.",
     )
-    checkpoint_replay: bool = setting(
-        True, "Whether checkpoints hold the replay buffer; without it resuming is not exact."
+    encoder: Literal["small", "nature"] = Field(
+        default="small", description="Convolutions: small, or those of Mnih et al. 2015."
     )
-    encoder: Literal["small", "nature"] = setting("small", "Convolutions: small, or of Mnih 2015.")
-    features: int = setting(50, "Features that actor and critic make of it.", low=1)
-    num_critics: int = setting(2, "Critics, of whose values the smallest counts.", low=1)
-    hidden: tuple[int, ...] = setting((256, 256), "Units of each hidden layer.", low=1)
-    pad: int = setting(4, "Pixels of the largest random shift; 0 for none.", low=0)
-    lr: float = setting(1e-3, "Learning rate of Adam.", above=0)
-    batch_size: int = setting(64, "Transitions of one update.", low=1)
-    buffer_size: int = setting(20_000, "Transitions that the replay buffer holds.", low=1)
-    warmup_steps: int = setting(500, "Steps of random actions, without updates.", low=0)
-    update_every: int = setting(2, "Environment steps per update.", low=1)
-    policy_delay: int = setting(2, "Updates of the critic per update of the actor.", low=1)
-    gamma: float = setting(0.99, "Discount of a reward one step later.", low=0, high=1)
-    n_step: int = setting(3, "Rewards summed before the target bootstraps.", low=1)
-    reward_scale: float = setting(1.0, "Factor of the rewards in learning.", above=0)
-    tau: float = setting(0.01, "Fraction that the target moves per update.", above=0, high=1)
-    saturation_penalty: float = setting(0.01, "Price of actions far out on the tanh.", low=0)
-    actor_teaches_encoder: bool = setting(False, "Whether the actor's loss does so, too.")
-    noise_start: float = setting(1.0, "Standard deviation of the first noise.", low=0)
-    noise_end: float = setting(0.1, "Standard deviation of the last noise.", low=0)
-    noise_steps: int = setting(2_000, "Environment steps from the first to the last.", low=1)
-    noise_clip: float = setting(0.3, "Largest noise in updates.", low=0)
+    features: int = Field(default=50, ge=1, description="Features of actor and of critic.")
+    num_critics: int = Field(
+        default=2, ge=1, description="Critics; the smallest of their values counts."
+    )
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        default=(256, 256), description="Units of each hidden layer."
+    )
+    pad: int = Field(default=4, ge=0, description="Pixels of the largest random shift; 0 for none.")
+    lr: float = Field(default=1e-3, gt=0, description="Learning rate of Adam.")
+    buffer_size: int = Field(
+        default=20_000, ge=1, description="Transitions that the replay buffer holds."
+    )
+    learning_starts: int = Field(
+        default=500, ge=0, description="Steps with random actions, before the first update."
+    )
+    train_frequency: int = Field(default=2, ge=1, description="Environment steps between updates.")
+    policy_delay: int = Field(
+        default=2, ge=1, description="Updates of the critic per update of the actor."
+    )
+    n_step: int = Field(default=3, ge=1, description="Rewards summed before the target bootstraps.")
+    reward_scale: float = Field(default=1.0, gt=0, description="Factor of the rewards in learning.")
+    tau: float = Field(
+        default=0.01, gt=0, le=1, description="Fraction that the target moves per update."
+    )
+    saturation_penalty: float = Field(
+        default=0.01, ge=0, description="Penalty on actions far out on the tanh."
+    )
+    actor_trains_encoder: bool = Field(
+        default=False, description="Whether the actor loss trains the encoder, too."
+    )
+    noise_start: float = Field(
+        default=1.0, ge=0, description="Standard deviation of the noise at first."
+    )
+    noise_end: float = Field(
+        default=0.1, ge=0, description="Standard deviation of the noise at the end."
+    )
+    noise_steps: int = Field(
+        default=2_000, ge=1, description="Environment steps from the first to the last noise."
+    )
+    noise_clip: float = Field(default=0.3, ge=0, description="Largest noise in updates.")
 
-    def check(self) -> None:
-        """Raise where settings contradict each other."""
-        check_batch_fits(self.batch_size, self.buffer_size)
 
-    def std(self, step: int) -> float:
-        """Return the standard deviation of the noise at a step."""
-        return noise_std(step, self.noise_start, self.noise_end, self.noise_steps)
-
-    def updates_due(self, step: int) -> int:
-        """Count the updates that a step of all environments completed."""
-        if step <= self.warmup_steps:
-            return 0
-        return step // self.update_every - (step - self.num_envs) // self.update_every
-
-
-# %% book/drqv2.py · The agent
-def check_images(env_id: str, space: gym.Space, encoder: str) -> None:
-    """Raise unless observations are images of bytes, channels first, large enough to convolve."""
+# %% book/drqv2.py · What the environment must offer
+def check_images(env_id: str, space: gym.Space) -> None:
+    """Raise unless observations are images of bytes, channels first."""
     shape = space.shape or ()
     if space.dtype != np.uint8:
         raise ValueError(
@@ -343,181 +264,167 @@ def check_images(env_id: str, space: gym.Space, encoder: str) -> None:
             f"{env_id!r} has images of the shape {shape}, but drqv2 needs the channels first: use "
             f"'rlbook/Pixels-v0' with the env_kwargs {{'env_id': {env_id!r}}}."
         )
+
+
+def check_image_size(env_id: str, space: gym.Space, encoder: str) -> None:
+    """Raise unless images are large enough for all convolutions of an encoder."""
+    height, width = (space.shape or ())[1:]
     smallest = smallest_image(ENCODERS[encoder])
-    if min(shape[1:]) < smallest:
+    if min(height, width) < smallest:
         raise ValueError(
-            f"{env_id!r} has images of {shape[1]} x {shape[2]} pixels, but the smallest that the "
+            f"{env_id!r} has images of {height} x {width} pixels, but the smallest that the "
             f"encoder {encoder!r} can take is {smallest} x {smallest}."
         )
 
 
 def find_frame_stack(config: Config) -> int:
-    """Ask an environment how many frames it stacks; one that does not say stacks none."""
+    """Return how many frames the environment stacks, 1 if it does not say."""
     env = make_env(config.env_id, config.env_kwargs)
     found = env.get_wrapper_attr("frame_stack") if env.has_wrapper_attr("frame_stack") else 1
     env.close()
     return int(found)
 
 
-def make_replay(config: DrQv2Config, images: gym.Space, actions: gym.spaces.Box) -> FrameReplay:
-    """Make the buffer that fits an environment and these settings."""
-    return FrameReplay(
-        config.buffer_size,
-        images,
-        gym.spaces.Box(-1, 1, actions.shape),
-        frame_stack=find_frame_stack(config),
-        n_step=config.n_step,
-        gamma=config.gamma,
-        num_envs=config.num_envs,
-        seed=derive_seed(config.seed, "replay"),
-    )
+# %% book/drqv2.py · The whole algorithm at a glance
+class DrQv2(Agent):
+    """A deterministic actor and several critics that learn from randomly shifted images."""
 
-
-def shifted_batch(
-    rows: np.ndarray,
-    ring: FrameRing,
-    pad: int,
-    generator: np.random.Generator,
-    device: torch.device,
-) -> Batch:
-    """Put the frames of rows together, and move each of their images by up to `pad` pixels."""
-    images = ring.stacks(np.concatenate([rows["obs"], rows["next_obs"]]))
-    shifted = torch.from_numpy(random_shift(images, pad, generator))
-    obs, next_obs = shifted.to(device).chunk(2)
-    return dataclasses.replace(to_batch(rows, device), obs=obs, next_obs=next_obs)
-
-
-class PixelActorCritic(Agent):
-    """Sees images, acts and judges: everything that is asked of the networks."""
-
+    name: ClassVar[str] = "drqv2"
+    config_class: ClassVar[type[Config]] = DrQv2Config
     observations: ClassVar[str] = "image"
     actions: ClassVar[str] = "continuous"
+    parts: ClassVar[tuple[str, ...]] = (
+        *("encoder", "actor", "critic", "target_critic"),
+        *("critic_optimizer", "actor_optimizer", "replay"),
+    )
+    compiled: ClassVar[tuple[str, ...]] = ("critic_gradients", "actor_gradients")
     config: DrQv2Config
     action_space: gym.spaces.Box
 
     def build(self) -> None:
-        """Make the model and its target critic."""
+        """Make networks, optimisers and buffer."""
         config, images, actions = self.config, self.observation_space, self.action_space
         check_bounds(config.env_id, actions)
-        check_images(config.env_id, images, config.encoder)
+        check_images(config.env_id, images)
         self.scale = ActionScale(actions)
-        sizes = config.encoder, config.features, config.hidden, config.num_critics
-        self.model = DrQv2Model(images.shape or (), actions.shape[0], *sizes).to(self.device)
-        self.target = copy.deepcopy(self.model.critic)
+        self.encoder = self.make_encoder().to(self.device)
+        blank = torch.zeros(1, *(images.shape or ()), dtype=torch.uint8, device=self.device)
+        with torch.no_grad():
+            inputs = self.encoder(blank).shape[1]
+        self.actor = self.make_actor(inputs).to(self.device)
+        self.critic = self.make_critic(inputs).to(self.device)
+        self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
+        encoder = list(self.encoder.parameters())
+        trained = [*encoder, *self.critic.parameters()]
+        self.critic_optimizer = torch.optim.Adam(trained, lr=config.lr, fused=True)
+        trained = [*self.actor.parameters(), *(encoder if config.actor_trains_encoder else [])]
+        self.actor_optimizer = torch.optim.Adam(trained, lr=config.lr, fused=True)
+        self.replay = FrameReplay(
+            config.buffer_size,
+            images,
+            gym.spaces.Box(-1, 1, actions.shape),
+            frame_stack=find_frame_stack(config),
+            n_step=config.n_step,
+            gamma=config.gamma,
+            num_envs=config.num_envs,
+            seed=derive_seed(config.seed, "replay"),
+        )
 
-    def draw_noise(self, count: int) -> Tensor:
-        """Draw the noise (count, actions) of this step from the agent's own generator."""
-        shape = (count, *self.action_space.shape)
-        noise = self.generator.standard_normal(shape, dtype=np.float32)
-        return torch.from_numpy(noise).to(self.device).mul_(self.config.std(self.global_step))
+    def make_encoder(self) -> nn.Module:
+        """Make the network from images of bytes to encodings (batch, inputs)."""
+        name, images = self.config.encoder, self.observation_space
+        check_image_size(self.config.env_id, images, name)
+        return Encoder((images.shape or ())[0], ENCODERS[name])
 
-    @torch.inference_mode()
+    def make_actor(self, inputs: int) -> nn.Module:
+        """Make the network from encodings to unbounded actions (batch, actions)."""
+        config, actions = self.config, self.action_space.shape[0]
+        return Actor(inputs, config.features, config.hidden, actions)
+
+    def make_critic(self, inputs: int) -> nn.Module:
+        """Make the network from encodings and actions to values (batch, critics)."""
+        config, actions = self.config, self.action_space.shape[0]
+        return Critic(inputs, config.features, config.hidden, actions, config.num_critics)
+
+    def sample_noise(self, count: int) -> Tensor:
+        """Draw noise (count, actions) with the standard deviation of this step."""
+        config, shape = self.config, (count, *self.action_space.shape)
+        std = noise_std(self.global_step, config.noise_start, config.noise_end, config.noise_steps)
+        noise = std * self.generator.standard_normal(shape, dtype=np.float32)
+        return torch.from_numpy(noise).to(self.device)
+
+    @torch.no_grad()
     def act(
         self, obs: np.ndarray, state: Any, episode_start: np.ndarray, explore: bool
     ) -> tuple[np.ndarray, Any]:
-        """Take the policy's action, with noise if it may explore; at first any action."""
-        if explore and self.global_step < self.config.warmup_steps:
-            shape = (len(obs), *self.action_space.shape)
-            return self.scale.to_env(self.generator.uniform(-1, 1, shape)), state
-        images, model = torch.as_tensor(obs, device=self.device), self.model
-        action = model.sample(images, self.draw_noise(len(obs))) if explore else model.act(images)
-        return self.scale.to_env(action.cpu().numpy()), state
+        """Take the actor's action, with noise to explore, and at first a random one."""
+        if explore and self.global_step < self.config.learning_starts:
+            action = self.generator.uniform(-1, 1, (len(obs), *self.action_space.shape))
+            return self.scale.to_env(action), state
+        chosen = self.actor(self.encoder(torch.as_tensor(obs, device=self.device))).tanh()
+        if explore:
+            chosen = noisy_action(chosen, self.sample_noise(len(obs)))
+        return self.scale.to_env(chosen.cpu().numpy()), state
 
-    @torch.inference_mode()
-    def q_values(self, obs: np.ndarray, action: np.ndarray | None = None) -> np.ndarray:
-        """Return both opinions (batch, 2) of actions, by default of the policy's own."""
-        images, scaled = torch.as_tensor(obs, device=self.device), None
-        if action is not None:
-            numbers = self.scale.from_env(action)
-            scaled = torch.as_tensor(numbers, dtype=torch.float32, device=self.device)
-        return self.model.values(images, scaled).cpu().numpy()
+    def observe(self, transition: Transition) -> None:
+        """Store one step of all environments, with actions scaled to (-1, 1)."""
+        action = self.scale.from_env(transition.action)
+        reward = self.config.reward_scale * transition.reward
+        self.replay.add(dataclasses.replace(transition, action=action, reward=reward))
 
+    def sample(self) -> Batch:
+        """Draw a batch of n-step transitions."""
+        return to_batch(self.replay.sample(self.config.batch_size), self.device)
 
-class PixelLearner(PixelActorCritic):
-    """Teaches encoder, critic and actor from batches of shifted images."""
+    def critic_gradients(self, batch: Batch, noise: Tensor) -> Metrics:
+        """Backpropagate the critic loss of shifted images, into the encoder as well."""
+        with torch.no_grad():
+            next_encoded = self.encoder(batch.next_obs)
+            next_action = self.actor(next_encoded).tanh()
+            next_action = noisy_action(next_action, noise, self.config.noise_clip)
+            next_q = self.target_critic(next_encoded, next_action)
+        q = self.critic(self.encoder(batch.obs), batch.action)
+        loss, metrics = drqv2_critic_loss(q, batch.reward, batch.discount, batch.terminated, next_q)
+        loss.backward()
+        return metrics
 
-    def build(self) -> None:
-        """Make model, target critic and optimiser."""
-        super().build()
-        self.optimizer = Adam(self.model.parameters(), lr=self.config.lr)
-        self.actor_updates = 0
-
-    def judge(self, encoded: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of the critics, whose gradient teaches the encoder too."""
-        noise, clip = self.draw_noise(len(encoded)), self.config.noise_clip
-        next_q = next_values(self.model, self.target, batch.next_obs, noise, clip)
-        q = self.model.critic(encoded, batch.action)
-        return drqv2_loss(q, batch.reward, batch.discount, batch.terminated, next_q)
-
-    def improve(self, encoded: Tensor) -> Tensor:
-        """Return the loss of the actor, of what the encoder saw, without a gradient into it."""
-        noise, clip = self.draw_noise(len(encoded)), self.config.noise_clip
-        return improvement_loss(self.model, encoded, noise, clip, self.config.saturation_penalty)
+    def actor_gradients(self, obs: Tensor, noise: Tensor) -> Metrics:
+        """Backpropagate the actor loss of shifted images; the encoder gets no gradient."""
+        encoded = self.encoder(obs)
+        if not self.config.actor_trains_encoder:
+            encoded = encoded.detach()
+        unbounded = self.actor(encoded)
+        action = noisy_action(unbounded.tanh(), noise, self.config.noise_clip)
+        q = self.critic(encoded, action)
+        loss, metrics = drqv2_actor_loss(q, unbounded, self.config.saturation_penalty)
+        loss.backward()
+        return metrics
 
     def update(self, batch: Batch) -> UpdateResult:
         """Make one gradient step of encoder and critic and, when it is due, one of the actor."""
-        encoded = self.model.encoder(batch.obs)
-        loss, metrics = self.judge(encoded, batch)
+        obs = random_shift(batch.obs, self.config.pad, self.generator)
+        next_obs = random_shift(batch.next_obs, self.config.pad, self.generator)
+        batch = dataclasses.replace(batch, obs=obs, next_obs=next_obs)
+        self.critic_optimizer.zero_grad()
+        metrics = self.critic_gradients(batch, self.sample_noise(len(obs)))
+        self.critic_optimizer.step()
         if (self.updates + 1) % self.config.policy_delay == 0:
-            shared = self.config.actor_teaches_encoder
-            metrics["actor_loss"] = self.improve(encoded if shared else encoded.detach())
-            loss = loss + metrics["actor_loss"]
-            self.actor_updates += 1
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
-        polyak_update(self.target, self.model.critic, self.config.tau)
-        values = {name: float(value.detach()) for name, value in metrics.items()}
-        values["actor_updates"] = self.actor_updates
-        return UpdateResult({"loss": float(loss.detach()), **values})
+            self.actor_optimizer.zero_grad()
+            metrics |= self.actor_gradients(obs, self.sample_noise(len(obs)))
+            self.actor_optimizer.step()
+        polyak_update(self.target_critic, self.critic, self.config.tau)
+        return UpdateResult(metrics)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return all that learning and its metrics depend on."""
-        return {**super().state_dict(), "actor_updates": self.actor_updates}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned."""
-        super().load_state_dict(state)
-        self.actor_updates = state["actor_updates"]
-
-
-class DrQv2(PixelLearner):
-    """Learns from shifted images what actions are worth, and the policy that follows."""
-
-    name: ClassVar[str] = "drqv2"
-    config_class: ClassVar[type[Config]] = DrQv2Config
-    parts: ClassVar[tuple[str, ...]] = ("model", "target", "optimizer", "replay")
-    compiled: ClassVar[tuple[str, ...]] = ("model.encoder.forward",)
-
-    def build(self) -> None:
-        """Make all that learns, and the buffer."""
-        super().build()
-        self.replay = make_replay(self.config, self.observation_space, self.action_space)
-        self.forgot = False  # whether it was loaded without its replay buffer
-
-    def observe(self, transition: Transition) -> None:
-        """Store one step of all environments, actions scaled to (-1, 1)."""
-        if self.forgot:
-            message = "The replay buffer was not saved: it fills again, and the run is not exact."
-            warnings.warn(message, stacklevel=2)
-            self.forgot = False
-        action = self.scale.from_env(transition.action)
-        self.replay.append(transition, action, self.config.reward_scale * transition.reward)
-
-    def updates_due(self) -> int:
-        """Say how many updates the last step made due, once the buffer holds a batch."""
-        enough = len(self.replay) >= self.config.batch_size
-        return self.config.updates_due(self.global_step) if enough else 0
-
-    def sample(self) -> Batch:
-        """Draw a batch and shift its images, each its own way."""
-        rows = self.replay.sample(self.config.batch_size)
-        return shifted_batch(rows, self.replay.ring, self.config.pad, self.generator, self.device)
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what `state_dict` returned, or all but the replay buffer."""
-        super().load_state_dict(state)
-        self.forgot = "replay" not in state
+    @torch.no_grad()
+    def q_values(self, obs: np.ndarray, action: np.ndarray | None = None) -> np.ndarray:
+        """Return the critics' values (batch, critics) of actions, by default of the actor's own."""
+        encoded = self.encoder(torch.as_tensor(obs, device=self.device))
+        if action is None:
+            scaled = self.actor(encoded).tanh()
+        else:
+            numbers = self.scale.from_env(action)
+            scaled = torch.as_tensor(numbers, dtype=torch.float32, device=self.device)
+        return self.critic(encoded, scaled).cpu().numpy()
 
 
 def train_drqv2(config: DrQv2Config, progress: bool = True) -> RunResult:
