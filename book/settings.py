@@ -59,6 +59,7 @@ def sentence(mistake: Callable[[], object]) -> str:
 # %% [markdown]
 # ## Numbers in many forms
 
+
 # %%
 #| export
 def types_in(hint: Any) -> list[Any]:
@@ -80,7 +81,8 @@ def read_number(value: Any, whole: bool) -> Any:
     if not number.is_integer():
         return value
     # Not through the float, which is exact only up to 2 ** 53.
-    return int(Decimal(value) if isinstance(value, str) else value)
+    exact: Any = Decimal(value) if isinstance(value, str) else value
+    return int(exact)
 
 
 def read_value(value: Any, hint: Any) -> Any:
@@ -163,6 +165,7 @@ def check_names(config_class: type[BaseModel], names: Iterable[Any]) -> None:
 # %% [markdown]
 # ## The settings that all algorithms share
 
+
 # %%
 #| export
 class Config(BaseModel):
@@ -173,37 +176,44 @@ class Config(BaseModel):
     )
 
     env_id: str = Field(
-        "CartPole-v1", description="Gymnasium id; `module:Name-v0` imports the module first."
+        default="CartPole-v1",
+        description="Gymnasium id; `module:Name-v0` imports the module first.",
     )
-    env_kwargs: dict[str, Any] = Field({}, description="Keywords for the environment.")
-    num_envs: int = Field(1, ge=1, description="Environments that step side by side.")
-    total_steps: int = Field(50_000, ge=1, description="Environment steps of the whole run.")
-    seed: int = Field(0, ge=0, description="Seed of everything random in the run.")
-    device: str = Field("cpu", description="Where the networks live, such as cpu or cuda.")
+    env_kwargs: dict[str, Any] = Field(default={}, description="Keywords for the environment.")
+    num_envs: int = Field(default=1, ge=1, description="Environments that step side by side.")
+    total_steps: int = Field(
+        default=50_000, ge=1, description="Environment steps of the whole run."
+    )
+    seed: int = Field(default=0, ge=0, description="Seed of everything random in the run.")
+    device: str = Field(default="cpu", description="Where the networks live, such as cpu or cuda.")
     threads: int = Field(
-        1, ge=1, description="Torch threads while learning; small networks like one."
+        default=1, ge=1, description="Torch threads while learning; small networks like one."
     )
     compile: bool = Field(
-        False,
+        default=False,
         description="Compile what an update computes (torch.compile); needs a C++ compiler.",
     )
     run_dir: str | None = Field(
-        None, description="Directory of the run; without one nothing is written."
+        default=None, description="Directory of the run; without one nothing is written."
     )
     eval_every: int = Field(
-        5_000, ge=0, description="Environment steps between evaluations; 0 for none."
+        default=5_000, ge=0, description="Environment steps between evaluations; 0 for none."
     )
-    eval_episodes: int = Field(10, ge=1, description="Greedy episodes of an evaluation.")
+    eval_episodes: int = Field(default=10, ge=1, description="Greedy episodes of an evaluation.")
     log_every: int = Field(
-        1_000, ge=1, description="Environment steps between lines of training metrics."
+        default=1_000, ge=1, description="Environment steps between lines of training metrics."
     )
     checkpoint_every: int = Field(
-        10_000,
+        default=10_000,
         ge=1,
         description="Environment steps between checkpoints, which reset all environments.",
     )
-    checkpoint_replay: bool = Field(True, description="Whether checkpoints hold the replay buffer.")
-    tensorboard: bool = Field(False, description="Whether to write TensorBoard scalars too.")
+    checkpoint_replay: bool = Field(
+        default=True, description="Whether checkpoints hold the replay buffer."
+    )
+    tensorboard: bool = Field(
+        default=False, description="Whether to write TensorBoard scalars too."
+    )
 
     def __init__(self, /, **settings: Any) -> None:
         check_names(type(self), settings)
@@ -241,11 +251,11 @@ class ToyConfig(Config):
     """The settings of an algorithm that does not exist."""
 
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (64, 64), description="Units of each hidden layer."
+        default=(64, 64), description="Units of each hidden layer."
     )
-    lr: float = Field(1e-3, gt=0, description="Learning rate of Adam.")
-    activation: Literal["relu", "tanh"] = Field("relu", description="Between the layers.")
-    double: bool = Field(True, description="Whether to use double DQN.")
+    lr: float = Field(default=1e-3, gt=0, description="Learning rate of Adam.")
+    activation: Literal["relu", "tanh"] = Field(default="relu", description="Between the layers.")
+    double: bool = Field(default=True, description="Whether to use double DQN.")
 
     @model_validator(mode="after")
     def check_evaluations_fit(self) -> Self:
@@ -282,6 +292,7 @@ for mistake in (
 #
 # A file of settings is YAML, a line for each. Files that come with the book are found by their
 # name, others by their path.
+
 
 # %%
 #| export
@@ -321,6 +332,7 @@ print(sentence(lambda: find_config("nowhere.yaml", None)))
 # A file that is not YAML is reported with its line. The safe loader makes plain values only: a YAML
 # file of a stranger cannot run code. Of a key that stands there twice it would silently keep the last
 # value, and somebody would wonder for an hour why changing the first does nothing. Ours complains.
+
 
 # %%
 #| export
@@ -368,6 +380,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 # A file may start from another one: with `config: cartpole` in it you write down only what differs.
 # The key `algo` says whose settings these are, and contradictions are refused.
 
+
 # %%
 #| export
 def gather_settings(name: str, algo: str | None) -> tuple[str | None, dict[str, Any]]:
@@ -392,6 +405,7 @@ def gather_settings(name: str, algo: str | None) -> tuple[str | None, dict[str, 
 # A run writes **all** its settings beside its results, defaults included, so that the file still
 # means the same when a default changes. It is written under another name and renamed, which is all
 # or nothing: the chapter on [checkpoints](checkpoint.ipynb) shows why.
+
 
 # %%
 #| export
@@ -426,6 +440,7 @@ with tempfile.TemporaryDirectory() as folder:
 
 # %% [markdown]
 # ## Settings on the command line
+
 
 # %%
 #| export

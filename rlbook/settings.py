@@ -71,7 +71,8 @@ def read_number(value: Any, whole: bool) -> Any:
     if not number.is_integer():
         return value
     # Not through the float, which is exact only up to 2 ** 53.
-    return int(Decimal(value) if isinstance(value, str) else value)
+    exact: Any = Decimal(value) if isinstance(value, str) else value
+    return int(exact)
 
 
 def read_value(value: Any, hint: Any) -> Any:
@@ -154,37 +155,44 @@ class Config(BaseModel):
     )
 
     env_id: str = Field(
-        "CartPole-v1", description="Gymnasium id; `module:Name-v0` imports the module first."
+        default="CartPole-v1",
+        description="Gymnasium id; `module:Name-v0` imports the module first.",
     )
-    env_kwargs: dict[str, Any] = Field({}, description="Keywords for the environment.")
-    num_envs: int = Field(1, ge=1, description="Environments that step side by side.")
-    total_steps: int = Field(50_000, ge=1, description="Environment steps of the whole run.")
-    seed: int = Field(0, ge=0, description="Seed of everything random in the run.")
-    device: str = Field("cpu", description="Where the networks live, such as cpu or cuda.")
+    env_kwargs: dict[str, Any] = Field(default={}, description="Keywords for the environment.")
+    num_envs: int = Field(default=1, ge=1, description="Environments that step side by side.")
+    total_steps: int = Field(
+        default=50_000, ge=1, description="Environment steps of the whole run."
+    )
+    seed: int = Field(default=0, ge=0, description="Seed of everything random in the run.")
+    device: str = Field(default="cpu", description="Where the networks live, such as cpu or cuda.")
     threads: int = Field(
-        1, ge=1, description="Torch threads while learning; small networks like one."
+        default=1, ge=1, description="Torch threads while learning; small networks like one."
     )
     compile: bool = Field(
-        False,
+        default=False,
         description="Compile what an update computes (torch.compile); needs a C++ compiler.",
     )
     run_dir: str | None = Field(
-        None, description="Directory of the run; without one nothing is written."
+        default=None, description="Directory of the run; without one nothing is written."
     )
     eval_every: int = Field(
-        5_000, ge=0, description="Environment steps between evaluations; 0 for none."
+        default=5_000, ge=0, description="Environment steps between evaluations; 0 for none."
     )
-    eval_episodes: int = Field(10, ge=1, description="Greedy episodes of an evaluation.")
+    eval_episodes: int = Field(default=10, ge=1, description="Greedy episodes of an evaluation.")
     log_every: int = Field(
-        1_000, ge=1, description="Environment steps between lines of training metrics."
+        default=1_000, ge=1, description="Environment steps between lines of training metrics."
     )
     checkpoint_every: int = Field(
-        10_000,
+        default=10_000,
         ge=1,
         description="Environment steps between checkpoints, which reset all environments.",
     )
-    checkpoint_replay: bool = Field(True, description="Whether checkpoints hold the replay buffer.")
-    tensorboard: bool = Field(False, description="Whether to write TensorBoard scalars too.")
+    checkpoint_replay: bool = Field(
+        default=True, description="Whether checkpoints hold the replay buffer."
+    )
+    tensorboard: bool = Field(
+        default=False, description="Whether to write TensorBoard scalars too."
+    )
 
     def __init__(self, /, **settings: Any) -> None:
         check_names(type(self), settings)
