@@ -144,7 +144,6 @@ except ValidationError as error:
 # number at all, and both stay as they are, for pydantic to refuse. A list, as YAML has them,
 # becomes a tuple, which nobody changes by accident.
 
-
 # %%
 #| export
 def types_in(hint: Any) -> list[Any]:
@@ -270,7 +269,6 @@ for wrong in ({"lr": -1.0}, {"lr": "fast"}):
 # %% [markdown]
 # An unknown name gets the nearest known one, if one is near.
 
-
 # %%
 #| export
 def check_names(config_class: type[BaseModel], names: Iterable[Any]) -> None:
@@ -293,7 +291,6 @@ assert sentence(lambda: check_names(RateConfig, ["lrr"])).endswith("Did you mean
 # An algorithm inherits from this class and adds its own fields. Values are checked when an object
 # is made, when `replace` copies it, and when somebody assigns to a field, so a wrong setting stops a
 # run before it begins. Defaults are checked, too, since algorithms are written by people.
-
 
 # %%
 #| export
@@ -432,7 +429,6 @@ assert toy.eval_every == 5_000
 # A file of settings is YAML, a line for each. Files that come with the book are found by their
 # name, others by their path.
 
-
 # %%
 #| export
 def shipped_configs() -> dict[str, Path]:
@@ -471,7 +467,6 @@ print(sentence(lambda: find_config("nowhere.yaml", None)))
 # A file that is not YAML is reported with its line. The safe loader makes plain values only: a YAML
 # file of a stranger cannot run code. Of a key that stands there twice it would silently keep the last
 # value, and somebody would wonder for an hour why changing the first does nothing. Ours complains.
-
 
 # %%
 #| export
@@ -519,7 +514,6 @@ def read_settings(path: Path) -> dict[str, Any]:
 # A file may start from another one: with `config: cartpole` in it you write down only what differs.
 # The key `algo` says whose settings these are, and contradictions are refused.
 
-
 # %%
 #| export
 def gather_settings(name: str, algo: str | None) -> tuple[str | None, dict[str, Any]]:
@@ -544,7 +538,6 @@ def gather_settings(name: str, algo: str | None) -> tuple[str | None, dict[str, 
 # A run writes **all** its settings beside its results, defaults included, so that the file still
 # means the same when a default changes. It is written under another name and renamed, which is all
 # or nothing: the chapter on [checkpoints](checkpoint.ipynb) shows why.
-
 
 # %%
 #| export
@@ -585,7 +578,6 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # The default of every flag is `SUPPRESS`: a flag that nobody typed leaves no trace, so only what
 # was typed overrides a file. (Exercise 4 shows what happens otherwise.)
-
 
 # %%
 #| export
@@ -638,7 +630,6 @@ print(parser.format_help())
 #
 # Each flag is checked alone, in a class that has these fields and no `model_validator`: whether
 # settings contradict each other is known only once those of the file are there.
-
 
 # %%
 #| export
