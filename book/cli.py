@@ -904,12 +904,12 @@ assert before == {path: path.stat().st_mtime_ns for path in Path(folder.name).rg
 #     options = parser.parse(arguments)
 #     config = rlbook.load(options.run).config
 #     default = type(config)()
-#     for name, value in vars(config).items():
+#     for name, value in config.model_dump().items():
 #         if value != getattr(default, name):
 #             print(f"{name}: {value}")
 #     return 0
 #
-# say("rlbook train dqn --total-steps 300 --warmup-steps 100 --lr 0.01 --run-dir runs/new")
+# say("rlbook train dqn --total-steps 300 --learning-starts 100 --lr 0.01 --run-dir runs/new")
 # say("rlbook settings runs/new")
 # ```
 #

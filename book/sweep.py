@@ -320,7 +320,7 @@ def check_plan(plan: Sequence[Item]) -> None:
         if config.eval_every == 0:
             raise ValueError("A sweep compares evaluations: 'eval_every' must be above 0.")
         if item.variant not in tried:
-            whole = {"algo": item.algo, **vars(config), "seed": None, "run_dir": None}
+            whole = {"algo": item.algo, **config.model_dump(), "seed": None, "run_dir": None}
             for other in (name for name, settings in tried.items() if settings == whole):
                 raise ValueError(f"{other!r} and {item.variant!r} are the same settings: drop one.")
             find_algorithm(item.algo)(config=config)  # finds environment, spaces and device wrong
@@ -332,8 +332,9 @@ def check_plan(plan: Sequence[Item]) -> None:
 
 def check_same(stored: dict[str, Any], item: Item) -> None:
     """Raise if the run that is there has other settings than the one that is wanted."""
-    there = plain({"algo": None, **vars(type(item.config())()), **stored})
-    wanted = plain({"algo": item.algo, **vars(item.config())})
+    config = item.config()
+    there = plain({"algo": None, **type(config)().model_dump(), **stored})
+    wanted = plain({"algo": item.algo, **config.model_dump()})
     for name, value in wanted.items():
         if name != "run_dir" and there[name] != value:  # the whole sweep may have been moved
             raise ValueError(
@@ -769,14 +770,14 @@ SET_BY_THE_SWEEP = ("seed", "run_dir")
 
 def overrides(config: Config) -> dict[str, Any]:
     """Return the settings that are not at their default, without what the sweep sets itself."""
-    default = vars(type(config)())
-    differing = {name: v for name, v in vars(config).items() if v != default[name]}
+    default = type(config)()
+    differing = {name: v for name, v in config.model_dump().items() if v != getattr(default, name)}
     return {name: v for name, v in differing.items() if name not in SET_BY_THE_SWEEP}
 
 
 def defaults(algo: str) -> dict[str, Any]:
     """Return the default settings of an algorithm, without what the sweep sets itself."""
-    own = vars(find_algorithm(algo).config_class())
+    own = find_algorithm(algo).config_class().model_dump()
     return {name: value for name, value in own.items() if name not in SET_BY_THE_SWEEP}
 
 

@@ -17,7 +17,6 @@ __all__ = [
     "make_config",
     "parse_yaml",
     "read_flag",
-    "read_number",
     "read_settings",
     "read_value",
     "shipped_configs",
@@ -51,40 +50,32 @@ from pydantic import (
 from rlbook.envs import nearest
 
 
-# %% book/settings.py · Numbers in many forms
+# %% book/settings.py · One number, written in many ways
 def types_in(hint: Any) -> list[Any]:
-    """List what a type is made of: `float | None` of a union, float and nothing."""
+    """List the types in a type: of `float | None` the union, float and nothing."""
     inner = [part for argument in typing.get_args(hint) for part in types_in(argument)]
     return [typing.get_origin(hint) or hint, *inner]
 
 
-def read_number(value: Any, whole: bool) -> Any:
-    """Return a number, also one that is text; leave what is not one as it is."""
-    if isinstance(value, bool) or not isinstance(value, str | numbers.Real):
-        return value
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return value
-    if not whole:
-        return number
-    if not number.is_integer():
-        return value
-    # Not through the float, which is exact only up to 2 ** 53.
-    return int(Decimal(value) if isinstance(value, str) else value)
-
-
 def read_value(value: Any, hint: Any) -> Any:
-    """Return lists as tuples and numbers as int or float, wherever `hint` asks for them."""
+    """Return lists as tuples and numbers as int or float, where the type `hint` asks for them."""
     parts = types_in(hint)
     if tuple in parts and isinstance(value, list | tuple):
         return tuple(read_value(entry, hint) for entry in value)
-    if str in parts or dict in parts or not (int in parts or float in parts):
+    wants_number = (int in parts or float in parts) and not (str in parts or dict in parts)
+    if not wants_number or isinstance(value, bool) or not isinstance(value, str | numbers.Real):
         return value
-    return read_number(value, whole=float not in parts)
+    try:
+        exact: Any = Decimal(value) if isinstance(value, str) else value
+        number = float(exact)
+        if float in parts:
+            return number
+        return int(exact) if number.is_integer() else value
+    except (ValueError, ArithmeticError):  # a text that is no number, or one too large for a float
+        return value
 
 
-# %% book/settings.py · One sentence
+# %% book/settings.py · A mistake in one sentence
 WORDS = {
     int: "a whole number",
     float: "a number",
@@ -109,12 +100,13 @@ def describe(hint: Any) -> str:
     return WORDS.get(origin or hint, str(hint))
 
 
-LIMITS = {  # pydantic's name of a mistake: our words
+LIMITS = {  # the type of pydantic's error: what the value must be
     "finite_number": "finite",
     "greater_than": "above {gt:.12g}",
     "greater_than_equal": "at least {ge:.12g}",
     "less_than": "below {lt:.12g}",
     "less_than_equal": "at most {le:.12g}",
+    "multiple_of": "a multiple of {multiple_of:.12g}",
     "too_short": "a list of at least {min_length}",
     "too_long": "a list of at most {max_length}",
 }
@@ -124,7 +116,7 @@ def explain(error: ValidationError, config_class: type[BaseModel], settings: dic
     """Say in one sentence what pydantic found first."""
     first = error.errors()[0]
     context = first.get("ctx", {})
-    if "error" in context:  # raised by a validator, in a sentence of its own
+    if "error" in context:  # a validator of ours raised it, with a sentence of its own
         return str(context["error"])
     name = str(first["loc"][0])
     if first["type"] in LIMITS:
@@ -154,37 +146,36 @@ class Config(BaseModel):
     )
 
     env_id: str = Field(
-        "CartPole-v1", description="Gymnasium id; `module:Name-v0` imports the module first."
+        default="CartPole-v1",
+        description="Gymnasium id; `module:Name-v0` imports the module first.",
     )
-    env_kwargs: dict[str, Any] = Field({}, description="Keywords for the environment.")
-    num_envs: int = Field(1, ge=1, description="Environments that step side by side.")
-    total_steps: int = Field(50_000, ge=1, description="Environment steps of the whole run.")
-    seed: int = Field(0, ge=0, description="Seed of everything random in the run.")
-    device: str = Field("cpu", description="Where the networks live, such as cpu or cuda.")
-    threads: int = Field(
-        1, ge=1, description="Torch threads while learning; small networks like one."
-    )
+    env_kwargs: dict[str, Any] = Field(default={}, description="Keywords for the environment.")
+    num_envs: int = Field(default=1, ge=1, description="Environments that step side by side.")
+    total_steps: int = Field(default=50_000, ge=1, description="Environment steps of the run.")
+    seed: int = Field(default=0, ge=0, description="Seed of everything random in the run.")
+    device: str = Field(default="cpu", description="Where the networks live, such as cpu or cuda.")
+    threads: int = Field(default=1, ge=1, description="Torch threads; small networks like one.")
     compile: bool = Field(
-        False,
+        default=False,
         description="Compile what an update computes (torch.compile); needs a C++ compiler.",
     )
     run_dir: str | None = Field(
-        None, description="Directory of the run; without one nothing is written."
+        default=None, description="Directory of the run; without one nothing is written."
     )
     eval_every: int = Field(
-        5_000, ge=0, description="Environment steps between evaluations; 0 for none."
+        default=5_000, ge=0, description="Environment steps between evaluations; 0 for none."
     )
-    eval_episodes: int = Field(10, ge=1, description="Greedy episodes of an evaluation.")
+    eval_episodes: int = Field(default=10, ge=1, description="Greedy episodes of an evaluation.")
     log_every: int = Field(
-        1_000, ge=1, description="Environment steps between lines of training metrics."
+        default=1_000, ge=1, description="Environment steps between lines of training metrics."
     )
     checkpoint_every: int = Field(
-        10_000,
+        default=10_000,
         ge=1,
         description="Environment steps between checkpoints, which reset all environments.",
     )
-    checkpoint_replay: bool = Field(True, description="Whether checkpoints hold the replay buffer.")
-    tensorboard: bool = Field(False, description="Whether to write TensorBoard scalars too.")
+    checkpoint_replay: bool = Field(default=True, description="Save the replay buffer, too.")
+    tensorboard: bool = Field(default=False, description="Write TensorBoard scalars, too.")
 
     def __init__(self, /, **settings: Any) -> None:
         check_names(type(self), settings)
@@ -196,12 +187,12 @@ class Config(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def read_field(cls, value: Any, info: ValidationInfo) -> Any:
-        """Read a value as its field is declared, before pydantic checks it strictly."""
+        """Read a value as its field declares it, before pydantic checks it strictly."""
         return read_value(value, cls.model_fields[str(info.field_name)].annotation)
 
     def replace(self, **changes: Any) -> Self:
         """Return a checked copy with some settings changed."""
-        return type(self)(**{**self.model_dump(), **changes})
+        return type(self)(**{**dict(self), **changes})
 
     def __setattr__(self, name: str, value: Any) -> None:
         checked = self.replace(**{name: value})  # raises before anything has changed
@@ -304,8 +295,7 @@ def gather_settings(name: str, algo: str | None) -> tuple[str | None, dict[str, 
 
 def write_settings(path: Path, algo: str, config: Config) -> None:
     """Write all settings of a run as YAML, in one step."""
-    settings = config.model_dump()
-    plain = {name: list(v) if isinstance(v, tuple) else v for name, v in settings.items()}
+    plain = {name: list(v) if isinstance(v, tuple) else v for name, v in config}
     try:
         text = yaml.safe_dump({"algo": algo, **plain}, sort_keys=False)
     except yaml.YAMLError as error:
@@ -351,9 +341,8 @@ def add_flags(
         if field.annotation is bool:  # --double, --double false and --no-double
             options |= {"nargs": "?", "const": "true"}
             quiet: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-            parser.add_argument(
-                flag_name(f"no_{name}"), dest=name, action="store_const", const="false", **quiet
-            )
+            opposite = flag_name(f"no_{name}")
+            parser.add_argument(opposite, dest=name, action="store_const", const="false", **quiet)
         parser.add_argument(flag_name(name), **options)
 
 
@@ -374,13 +363,8 @@ def read_flag(typed: str | Sequence[str], hint: Any) -> Any:
 
 def flag_settings(options: argparse.Namespace, config_class: type[Config]) -> dict[str, Any]:
     """Return the settings that were typed as flags, each checked."""
-    fields = {
-        name: field for name, field in config_class.model_fields.items() if name in vars(options)
-    }
-    typed = {
-        name: read_flag(getattr(options, name), field.annotation) for name, field in fields.items()
-    }
-    # A class of these fields alone: whether settings contradict each other, the file decides too.
-    own: dict[str, Any] = {name: (field.annotation, field) for name, field in fields.items()}
+    fields = {n: field for n, field in config_class.model_fields.items() if n in vars(options)}
+    typed = {n: read_flag(vars(options)[n], field.annotation) for n, field in fields.items()}
+    own: dict[str, Any] = {n: (field.annotation, field) for n, field in fields.items()}
     checked = create_model(config_class.__name__, __base__=Config, **own)(**typed)
     return {name: getattr(checked, name) for name in typed}

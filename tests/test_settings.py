@@ -30,12 +30,12 @@ class ToyConfig(Config):
     """One setting of each type."""
 
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (64, 64), description="Units of each layer."
+        default=(64, 64), description="Units of each layer."
     )
-    lr: float = Field(1e-3, gt=0, description="Learning rate, in 100 % of the cases.")
-    gamma: float = Field(0.99, ge=0, le=1, description="Discount.")
-    clip: float | None = Field(None, gt=0, description="Clip the gradient to this norm.")
-    kind: Literal["relu", "on"] = Field("relu", description="Between the layers.")
+    lr: float = Field(default=1e-3, gt=0, description="Learning rate, in 100 % of the cases.")
+    gamma: float = Field(default=0.99, ge=0, le=1, description="Discount.")
+    clip: float | None = Field(default=None, gt=0, description="Clip the gradient to this norm.")
+    kind: Literal["relu", "on"] = Field(default="relu", description="Between the layers.")
     names: tuple[str, ...] = ()
     double: bool = True
 
