@@ -20,42 +20,67 @@
 # %% [markdown]
 # ## The task
 #
+# ### Agent
+#
+# The one who chooses actions and learns from what they lead to. See
+# [Basics](basics.ipynb#agent-and-environment).
+#
 # ### Environment
 #
 # The world that an agent acts in: it takes an action and gives back an observation, a reward and
-# whether the episode has ended. See [Environments](envs.ipynb).
+# whether the episode has ended. See [Basics](basics.ipynb#agent-and-environment) for a tiny one and
+# [Environments](envs.ipynb) for real ones.
 #
-# ### Episode
+# ### State of the environment
 #
-# What happens from one reset of an environment to the next termination or truncation.
+# Everything about the situation that matters for what comes next. See
+# [Basics](basics.ipynb#agent-and-environment).
 #
 # ### Observation
 #
 # What the agent sees of the state; all of it in CartPole, a part of it in CartPole without
-# velocities.
+# velocities. See [Basics](basics.ipynb#agent-and-environment).
+#
+# ### Action
+#
+# What the agent chooses at each step: one of a few choices, or a vector of real numbers. See
+# [Basics](basics.ipynb#agent-and-environment).
+#
+# ### Reward
+#
+# The number that the environment gives for each step, and that says how good the step was. See
+# [Basics](basics.ipynb#agent-and-environment).
+#
+# ### Episode
+#
+# The steps from one reset of an environment to the next terminated or truncated step. See
+# [Basics](basics.ipynb#agent-and-environment).
 #
 # ### Partial observability
 #
-# The observation does not show all of the state, so that the best action depends on what was seen
-# before. See [DRQN](drqn.ipynb).
+# The observation does not show all of the state, so the best action depends on what was seen before.
+# See [DRQN](drqn.ipynb).
 #
 # ### Return
 #
-# The sum of the rewards of an episode, not discounted unless it says otherwise.
+# The sum of the rewards of an episode, not discounted unless it says otherwise. See
+# [Basics](basics.ipynb#return-and-discount).
 #
 # ### Discount
 #
-# The factor $\gamma$ by which a reward counts less for each step that it comes later.
+# The factor $\gamma$ by which a reward counts less for each step that it comes later. See
+# [Basics](basics.ipynb#return-and-discount).
 #
-# ### Termination
+# ### Terminated
 #
-# The end of an episode that belongs to the task: nothing follows, and the value of what follows is
-# zero. See [Environments](envs.ipynb).
+# The episode has come to its end, as a part of the task: nothing follows, and the value of what
+# follows is zero. See [Basics](basics.ipynb#the-end-and-the-end-of-watching).
 #
-# ### Truncation
+# ### Truncated
 #
-# An episode is cut off from outside, by a time limit for example: something would have followed,
-# and the target still bootstraps. See [Environments](envs.ipynb).
+# The episode was cut off from outside, by a time limit for example: something would have followed, so
+# the target still bootstraps. See [Basics](basics.ipynb#the-end-and-the-end-of-watching) and
+# [Environments](envs.ipynb).
 #
 # ### Vector environment
 #
@@ -66,20 +91,42 @@
 #
 # ### Policy
 #
-# The rule by which an agent chooses actions: the greedy choice of a Q-network, or a distribution.
+# The rule by which an agent chooses actions: the probability of each action in each state. See
+# [Basics](basics.ipynb#policy).
+#
+# ### Value of a state
+#
+# The mean of the discounted return from this state on, if the agent follows its policy. See
+# [Basics](basics.ipynb#value).
 #
 # ### Q-value
 #
-# The discounted return to expect if the agent takes this action now and acts well afterwards. See
-# [DQN](dqn.ipynb).
+# The discounted return to expect if the agent takes this action now and follows its policy afterwards.
+# See [Basics](basics.ipynb#q-value).
 #
-# ### Bootstrapping
+# ### Greedy
 #
-# Using the own estimate of what follows as a part of the target.
+# Taking the action with the largest Q-value. See [Basics](basics.ipynb#greedy).
+#
+# ### Temporal difference
+#
+# The difference between two guesses of the same value, one made a step later than the other. Learning
+# from it needs no complete episode. See [Basics](basics.ipynb#learning-from-a-single-step).
 #
 # ### TD error
 #
-# The distance between the value of an action and its target, also called temporal-difference error.
+# The target of a Q-value minus the Q-value, also called temporal-difference error. See
+# [Basics](basics.ipynb#learning-from-a-single-step).
+#
+# ### Learning rate
+#
+# How far an update moves: the share of the TD error in a table, the size of a gradient step in a
+# network. See [Basics](basics.ipynb#learning-from-a-single-step).
+#
+# ### Bootstrapping
+#
+# Using your own estimate of what follows as a part of the target. It stops at a terminated step and
+# goes on at a truncated one. See [Basics](basics.ipynb#learning-from-a-single-step).
 #
 # ### n-step return
 #
@@ -102,15 +149,31 @@
 #
 # ### Off-policy
 #
-# Learning about one policy from actions that another one chose, so that old data can be replayed. An
-# *on-policy* algorithm learns only from actions that the present policy chose, and cannot.
+# Learning about one policy from actions that another one chose, so that old data can be replayed. See
+# [Basics](basics.ipynb#on-policy-and-off-policy).
+#
+# ### On-policy
+#
+# Learning about the policy that chooses the actions, so that old data is of no use: an older policy
+# chose it. See [Basics](basics.ipynb#on-policy-and-off-policy).
 
 # %% [markdown]
 # ## Exploring and remembering
 #
+# ### Exploring
+#
+# Trying actions whose outcome the agent does not know well yet. See
+# [Basics](basics.ipynb#exploring-and-exploiting).
+#
+# ### Exploiting
+#
+# Taking the action that looks best by what the agent knows already. See
+# [Basics](basics.ipynb#exploring-and-exploiting).
+#
 # ### Epsilon-greedy
 #
-# Acting at random with probability $\varepsilon$, and greedily otherwise. See [DQN](dqn.ipynb).
+# Acting at random with probability $\varepsilon$, and greedily otherwise. See
+# [Basics](basics.ipynb#exploring-and-exploiting).
 #
 # ### Transition
 #
@@ -151,6 +214,22 @@
 
 # %% [markdown]
 # ## Actors and critics
+#
+# ### Policy gradient
+#
+# The derivative of what a policy gets on average with respect to its parameters: the mean of the
+# gradient of the log-probability of an action times what the action brought. See
+# [Basics](basics.ipynb#the-policy-gradient).
+#
+# ### Log-probability
+#
+# The logarithm of the probability, or of the density, with which a policy chose an action. See
+# [Basics](basics.ipynb#the-policy-gradient).
+#
+# ### Baseline
+#
+# A number that is subtracted from the reward or return in a policy gradient: it leaves the mean as it
+# is and takes away noise. See [Basics](basics.ipynb#the-policy-gradient).
 #
 # ### Actor
 #

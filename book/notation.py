@@ -51,6 +51,7 @@
 # | $f$ | `encoder` | the network that turns an image into features |
 # | $\pi(a \mid s)$ | `actor` | a policy: the probability, or the density, of an action |
 # | $\mu$, $\sigma$ | `mean`, `std` | the mean and the spread of a Gaussian policy before it is squashed, or of noise |
+# | $J(\theta)$ | `mean_reward` | what a policy gets on average, which a policy gradient makes larger |
 # | $u$ | `u`, `unbounded` | the action before it is squashed: $a = \tanh u$ |
 # | $\alpha$ | `alpha` | the entropy coefficient (temperature) |
 # | $\bar{\mathcal H}$ | `target_entropy` | the entropy that the temperature aims at |
@@ -61,7 +62,7 @@
 # | symbol | in the code | meaning |
 # |---|---|---|
 # | $y$, $y_t$ | `y`, `target` | what a value is trained towards |
-# | $\delta$ | `td_error` | the TD error, $Q(s, a) - y$ |
+# | $\delta$ | `td_error` | the TD error, $y - Q(s, a)$; where only its size matters, also $Q(s, a) - y$ |
 # | $L$ | `loss` | a loss; $L_\pi$ is that of an actor, $L_\alpha$ that of the temperature |
 # | $B$ | `batch_size` | the size of a batch |
 # | $m_{t,b}$ | `mask` | 1 for a step that counts, 0 for padding; $b$ is the index in the batch |
@@ -90,7 +91,7 @@
 #
 # | letter | above it is | but also |
 # |---|---|---|
-# | $\alpha$ | the temperature (SAC, REDQ) | the learning rate of a table (Environments, DQN); the power of a priority (R2D2) |
+# | $\alpha$ | the temperature (SAC, REDQ) | the learning rate of a table (Basics, Environments, DQN); the power of a priority (R2D2) |
 # | $\epsilon$ | a draw of Gaussian noise (SAC) | the small constant of R2D2's value rescaling |
 # | $\sigma$ | a spread | the logistic function inside an LSTM (DRQN) |
 # | $\pi$ | a policy | the number 3.14… in a Gaussian density |
@@ -98,7 +99,7 @@
 # | $N$ | the critics of an ensemble (REDQ) | the chunks in a buffer (R2D2) |
 # | $n$ | the steps of a return | the size of a sample; how often an action was tried (The agent) |
 # | $p$ | a priority (R2D2) | the padding around an image (DrQ-v2) |
-# | $b$ | the bias of a layer | the index in a batch |
+# | $b$ | the bias of a layer | the index in a batch; the baseline of a policy gradient (Basics) |
 # | $s$, $t$ | a state, a time | in statistics, those of the table before; $s$ is also the number of a run (Environments) |
 #
 # The letters $i$ and $j$ count whatever stands beside them; $d$, $e$, $\rho$ and $R$ mean what the
