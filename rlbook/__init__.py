@@ -7,7 +7,7 @@ import lazy_loader
 
 import rlbook.envs  # registers the environments of the book
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Those drawn in pixels are registered by name alone: their module imports torch.
 for _name, _maker, _limit in (

@@ -43,6 +43,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import rlbook
 from rlbook.agent import Agent, Metrics, Transition, find_algorithm, torch_for_learning
 from rlbook.checkpoint import CheckpointDirectory
 from rlbook.envs import (
@@ -118,8 +119,8 @@ class TensorBoardFiles:
 
 def versions() -> dict[str, str]:
     """Return the versions that decide the numbers."""
-    names = ("rlbook", "torch", "numpy", "gymnasium")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+    packages = {name: version(name) for name in ("torch", "numpy", "gymnasium")}
+    return {"python": platform.python_version(), **packages, "rlbook": rlbook.__version__}
 
 
 class RunRecord:
