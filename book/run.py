@@ -53,7 +53,14 @@ import torch
 from torch import Tensor
 
 import rlbook
-from rlbook.agent import Agent, Metrics, Transition, find_algorithm, torch_for_learning
+from rlbook.agent import (
+    REPLAY,
+    Agent,
+    Metrics,
+    Transition,
+    find_algorithm,
+    torch_for_learning,
+)
 from rlbook.checkpoint import CheckpointDirectory
 from rlbook.envs import (
     Evaluation,
@@ -736,6 +743,9 @@ class Run:
     def load(self, path: Path, content: dict[str, Any]) -> None:
         """Go back to the step of a checkpoint."""
         assert self.directory is not None
+        if REPLAY in self.agent.parts and REPLAY not in content["agent"]:
+            message = "The replay buffer was not saved: it fills again, and the run is not exact."
+            warnings.warn(message, stacklevel=3)
         self.agent.load_state_dict(content["agent"])
         self.collector.load_state_dict(content["run"]["collector"])
         self.logger.load_state_dict(content["run"]["logger"], self.directory)
@@ -972,7 +982,7 @@ shutil.rmtree(workplace)
 # - **The same machine and versions.** Another processor or another version of torch may add the
 #   same numbers in another order.
 # - **With `checkpoint_replay: false`** checkpoints are small, but the buffer is empty after a
-#   resume. The run goes on; it is not the same run.
+#   resume. The run goes on and warns you; it is not the same run.
 # - **Extending a run.** `rlbook resume runs/a --total-steps 40000` goes on exactly from the end. It
 #   equals a run of 40,000 steps from the start only if no setting depends on `total_steps`, as a
 #   falling learning rate does, and if `eval_every` divides the first end: each run ends with an

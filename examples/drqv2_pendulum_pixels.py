@@ -1,4 +1,4 @@
-"""Train DrQ-v2 on the pictures of a pendulum, with and without random shifts.
+"""Train DrQ-v2 on images of a pendulum, with and without random shifts.
 
 python examples/drqv2_pendulum_pixels.py [STEPS]
 """
@@ -6,15 +6,13 @@ python examples/drqv2_pendulum_pixels.py [STEPS]
 import sys
 
 from rlbook.drqv2 import DrQv2
-from rlbook.settings import gather_settings
 
 
 def main(steps: int, episodes: int = 10) -> dict[str, float]:
     """Train both for some steps and return the means of their greedy episodes."""
-    _, settings = gather_settings("pendulum_pixels", "drqv2")
     scores = {}
-    for name, pad in (("with shifts", settings["pad"]), ("without shifts", 0)):
-        agent = DrQv2(**{**settings, "pad": pad, "seed": 1, "eval_every": 0})
+    for name, pad in (("with shifts", 2), ("without shifts", 0)):
+        agent = DrQv2.from_config("pendulum_pixels", pad=pad, seed=1, eval_every=0)
         agent.learn(steps)
         score = agent.evaluate(episodes)
         low, high = score.interval

@@ -250,8 +250,8 @@ class FrameRing:
 
     def read_stacks(self, numbers: np.ndarray) -> np.ndarray:
         """Return observations (batch, stack * channels, ...) for frame numbers (batch, stack)."""
-        frames = self.frames[numbers % len(self.frames)]  # (batch, stack, channels, height, width)
-        return frames.reshape(len(numbers), -1, *self.frames.shape[2:])
+        (batch, stack), (_, channels, *size) = numbers.shape, self.frames.shape
+        return self.frames[numbers % len(self.frames)].reshape(batch, stack * channels, *size)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the frames that were written, without a copy."""

@@ -44,7 +44,14 @@ import torch
 from torch import Tensor
 
 import rlbook
-from rlbook.agent import Agent, Metrics, Transition, find_algorithm, torch_for_learning
+from rlbook.agent import (
+    REPLAY,
+    Agent,
+    Metrics,
+    Transition,
+    find_algorithm,
+    torch_for_learning,
+)
 from rlbook.checkpoint import CheckpointDirectory
 from rlbook.envs import (
     Evaluation,
@@ -471,6 +478,9 @@ class Run:
     def load(self, path: Path, content: dict[str, Any]) -> None:
         """Go back to the step of a checkpoint."""
         assert self.directory is not None
+        if REPLAY in self.agent.parts and REPLAY not in content["agent"]:
+            message = "The replay buffer was not saved: it fills again, and the run is not exact."
+            warnings.warn(message, stacklevel=3)
         self.agent.load_state_dict(content["agent"])
         self.collector.load_state_dict(content["run"]["collector"])
         self.logger.load_state_dict(content["run"]["logger"], self.directory)

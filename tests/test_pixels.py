@@ -1,7 +1,10 @@
-"""Pixels: environments that are seen, their wrappers, and a replay buffer of single frames."""
+"""Pixels: image environments, their wrappers, and a replay buffer that stores each frame once."""
 
+import copy
+import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -24,7 +27,7 @@ from rlbook.pixels import (
     draw_disc,
     make_pixels,
 )
-from rlbook.replay import NStepAccumulator, ReplayBuffer, make_rows, transition_dtype
+from rlbook.replay import NStepAccumulator, ReplayBuffer, make_transitions, transition_dtype
 
 # PointReach
 
@@ -57,12 +60,12 @@ def test_point_reach_shows_both_discs_wherever_they_are() -> None:
     env.reset(seed=0)
     for corner in ([-1, -1], [-1, 1], [1, -1], [1, 1]):
         env.position, env.goal = np.array(corner, float), -np.array(corner, float)
-        image = env.observe().astype(int)
+        image = env.observation().astype(int)
         blue, orange = (image[2] > 200).sum(), (image[0] > 200).sum()
         assert blue == orange > 20  # none is cut off at the edge
-    seen = env.observe()
+    before = env.observation()
     env.position = env.position - 0.02  # a fifth of a pixel
-    assert (seen != env.observe()).any()
+    assert (before != env.observation()).any()
 
 
 def test_point_reach_starts_follow_from_the_seed() -> None:
@@ -94,15 +97,15 @@ def test_weights_are_means_that_lose_nothing(before: int, after: int) -> None:
     np.testing.assert_allclose(weights.sum(0), after / before, rtol=1e-5)
 
 
-class Pictures(gym.Env[np.ndarray, Any]):
-    """Shows random pictures as observations; ends after `length` steps."""
+class Images(gym.Env[np.ndarray, Any]):
+    """Has random images as observations; ends after `length` steps."""
 
     def __init__(self, length: int = 3, shape: tuple[int, ...] = (12, 8, 3)) -> None:
         self.observation_space = Box(0, 255, shape, np.uint8)
         self.action_space = Box(-1.0, 1.0, (1,), np.float32)
         self.length = length
 
-    def see(self) -> np.ndarray:
+    def image(self) -> np.ndarray:
         return self.np_random.integers(256, size=self.observation_space.shape).astype(np.uint8)
 
     def reset(
@@ -110,32 +113,32 @@ class Pictures(gym.Env[np.ndarray, Any]):
     ) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         self.steps = 0
-        return self.see(), {}
+        return self.image(), {}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         self.steps += 1
-        return self.see(), float(self.steps), self.steps == self.length, False, {}
+        return self.image(), float(self.steps), self.steps == self.length, False, {}
 
 
-def test_pictures_are_cut_and_shrunk_to_block_means() -> None:
-    raw, seen = Pictures(), PixelObservation(Pictures(), size=2, crop=4)
-    picture, image = raw.reset(seed=1)[0], seen.reset(seed=1)[0]
-    middle = picture[4:8, 2:6].astype(float)
+def test_images_are_cropped_and_shrunk_to_block_means() -> None:
+    raw, shrunk = Images(), PixelObservation(Images(), size=2, crop=4)
+    whole, image = raw.reset(seed=1)[0], shrunk.reset(seed=1)[0]
+    middle = whole[4:8, 2:6].astype(float)
     blocks = middle.reshape(2, 2, 2, 2, 3).mean((1, 3)).transpose(2, 0, 1)
     assert image.shape == (3, 2, 2) and image.dtype == np.uint8
     np.testing.assert_allclose(image, blocks, atol=0.5)
-    assert seen.observation_space.contains(image)
+    assert shrunk.observation_space.contains(image)
 
 
 def test_repeat_stops_where_the_episode_ends() -> None:
-    env = ActionRepeat(Pictures(length=3), repeat=2)
+    env = ActionRepeat(Images(length=3), repeat=2)
     env.reset(seed=0)
     first, second = env.step(0), env.step(0)
     assert first[1:3] == (3.0, False) and second[1:3] == (3.0, True)
 
 
 def test_each_episode_starts_with_copies_of_its_first_frame() -> None:
-    env = FrameStack(PixelObservation(Pictures(), size=4), frame_stack=3)
+    env = FrameStack(PixelObservation(Images(), size=4), frame_stack=3)
     for episode in range(2):
         obs, _ = env.reset(seed=episode)
         frames = obs.reshape(3, 3, 4, 4)
@@ -170,7 +173,7 @@ def test_pendulum_from_pixels_is_the_pendulum() -> None:
     env.close()
 
 
-def test_the_same_seed_shows_the_same_pictures() -> None:
+def test_the_same_seed_gives_the_same_images() -> None:
     env = make_env("rlbook/PendulumPixels-v0")
     shown = []
     for _ in range(2):
@@ -182,14 +185,14 @@ def test_the_same_seed_shows_the_same_pictures() -> None:
     env.close()
 
 
-def test_any_environment_that_renders_can_be_seen() -> None:
+def test_any_environment_that_renders_has_image_observations() -> None:
     kwargs = {"env_id": "rlbook/TMaze-v0", "size": 32, "env_kwargs": {"length": 3}}
     env = make_env("rlbook/Pixels-v0", kwargs, render_mode="rgb_array")
     obs, _ = env.reset(seed=0)
     assert obs.shape == (9, 32, 32) and np.asarray(env.render()).shape == (80, 96, 3)
-    seen = make_pixels("rlbook/PointReach-v0", size=24, frame_stack=1).reset(seed=1)[0]
+    shown = make_pixels("rlbook/PointReach-v0", size=24, frame_stack=1).reset(seed=1)[0]
     own = make_env("rlbook/PointReach-v0").reset(seed=1)[0]
-    assert np.abs(seen.astype(int) - own).mean() < 4  # what it renders is what it shows
+    assert np.abs(shown.astype(int) - own).mean() < 4  # it renders what it shows
 
 
 @pytest.mark.parametrize(
@@ -219,41 +222,39 @@ def test_mistakes_get_a_sentence(kwargs: dict[str, Any], message: str) -> None:
 def random_play(
     steps: int, num_envs: int, stack: int, seed: int, end: float = 0.1
 ) -> list[Transition]:
-    """Play random pictures; now and then all environments start anew without an end."""
+    """Play random images; now and then all environments start anew without an end."""
     rng = np.random.default_rng(seed)
     shape = (num_envs, 2, 3, 3)  # two channels: the last axis is not the stack
 
-    def see() -> np.ndarray:
+    def images() -> np.ndarray:
         return rng.integers(256, size=shape).astype(np.uint8)
 
-    found, frames, start = [], [see()] * stack, np.ones(num_envs, dtype=bool)
+    played, frames, start = [], [images()] * stack, np.ones(num_envs, dtype=bool)
     for _ in range(steps):
-        obs, new = np.concatenate(frames, axis=1), see()
+        obs, new = np.concatenate(frames, axis=1), images()
         terminated = rng.random(num_envs) < end
         truncated = (rng.random(num_envs) < end) & ~terminated
         following = [*frames[1:], new]
         action, reward = rng.normal(size=(num_envs, 1)), rng.normal(size=num_envs)
         next_obs = np.concatenate(following, axis=1)
-        found.append(
-            Transition(obs, action, reward, next_obs, terminated, truncated, start, None)
-        )
+        played.append(Transition(obs, action, reward, next_obs, terminated, truncated, start, None))
         start = terminated | truncated | (rng.random() < 0.05)  # `learn` was called again
-        mask, first = start[:, None, None, None], see()
+        mask, first = start[:, None, None, None], images()
         frames = [np.where(mask, first, frame) for frame in following]
-    return found
+    return played
 
 
-def naive_rows(steps: list[Transition], n: int, gamma: float) -> np.ndarray:
-    """Return the n-step rows with whole stacks, in the order in which they are complete."""
+def naive_transitions(steps: list[Transition], n: int, gamma: float) -> np.ndarray:
+    """Return the n-step transitions with whole stacks, in the order in which they are complete."""
     num_envs, *shape = steps[0].obs.shape
     dtype = transition_dtype(Box(0, 255, tuple(shape), np.uint8), Box(-1, 1, (1,)))
-    waiting, rows = NStepAccumulator(n, gamma, num_envs, dtype), []
+    n_step, complete = NStepAccumulator(n, gamma, num_envs, dtype), []
     for step in steps:
-        waiting.waiting[:, step.episode_start] = False
+        n_step.drop(step.episode_start)
         parts = {name: getattr(step, name) for name in ("obs", "action", "reward", "next_obs")}
-        now = make_rows(dtype, **parts, terminated=step.terminated, discount=gamma)
-        rows.append(waiting.add(now, step.truncated))
-    return np.concatenate(rows)
+        now = make_transitions(dtype, **parts, terminated=step.terminated, discount=gamma)
+        complete.append(n_step.add(now, step.truncated))
+    return np.concatenate(complete)
 
 
 def make_replay(capacity: int, num_envs: int, stack: int, n: int, seed: int = 0) -> FrameReplay:
@@ -266,14 +267,18 @@ def make_replay(capacity: int, num_envs: int, stack: int, n: int, seed: int = 0)
 
 def fill(replay: FrameReplay, steps: list[Transition]) -> None:
     for step in steps:
-        replay.append(step, step.action, step.reward)
+        replay.add(step)
 
 
-def assert_rows_equal(replay: FrameReplay, ours: np.ndarray, naive: np.ndarray) -> None:
-    for name in ("action", "reward", "discount", "terminated"):
-        assert np.array_equal(ours[name], naive[name]), name
-    for name in ("obs", "next_obs"):
-        assert np.array_equal(replay.ring.stacks(ours[name]), naive[name]), name
+def held(replay: FrameReplay) -> np.ndarray:
+    """Return all transitions that a buffer can sample, oldest first."""
+    indices = np.arange(replay.written - replay.size, replay.written) % len(replay.storage)
+    stored = replay.storage[indices]
+    whole = np.zeros(len(stored), replay.dtype)
+    for name in replay.dtype.names or ():
+        is_stack = name in ("obs", "next_obs")
+        whole[name] = replay.ring.read_stacks(stored[name]) if is_stack else stored[name]
+    return whole
 
 
 @settings(max_examples=60, deadline=None)
@@ -286,34 +291,32 @@ def assert_rows_equal(replay: FrameReplay, ours: np.ndarray, naive: np.ndarray) 
     end=st.sampled_from([0.0, 0.02, 0.2, 0.5]),
     seed=st.integers(0, 10**6),
 )
-def test_frames_stored_once_are_the_stacks_that_were_seen(
+def test_frames_stored_once_give_the_stacks_that_were_observed(
     steps: int, num_envs: int, stack: int, n: int, capacity: int, end: float, seed: int
 ) -> None:
     played = random_play(steps, num_envs, stack, seed, end)
-    replay, naive = make_replay(capacity, num_envs, stack, n), naive_rows(played, n, 0.9)
+    replay, naive = make_replay(capacity, num_envs, stack, n), naive_transitions(played, n, 0.9)
     fill(replay, played)
-    held = len(replay)
-    order = np.arange(replay.position - held, replay.position) % capacity
-    assert_rows_equal(replay, replay.rows[order], naive[len(naive) - held :])
+    size = len(replay)
+    np.testing.assert_array_equal(held(replay), naive[len(naive) - size :])
     starts = sum(int(step.episode_start.sum()) for step in played)
-    assert held >= min(len(naive), capacity - starts * n - num_envs * (n + stack))
+    assert size >= min(len(naive), capacity - starts * n - num_envs * (n + stack))
 
 
 def test_samples_are_those_of_a_buffer_of_stacks() -> None:
     played = random_play(300, num_envs=2, stack=3, seed=1)
-    replay, rows = make_replay(2_000, 2, 3, n=3, seed=5), naive_rows(played, 3, 0.9)
-    naive = ReplayBuffer(2_000, rows.dtype, seed=5)
+    replay, transitions = make_replay(2_000, 2, 3, n=3, seed=5), naive_transitions(played, 3, 0.9)
+    naive = ReplayBuffer(2_000, transitions.dtype, seed=5)
     fill(replay, played)
-    naive.add(rows)
+    naive.add(transitions)
     for _ in range(3):
-        assert_rows_equal(replay, replay.sample(64), naive.sample(64))
+        np.testing.assert_array_equal(replay.sample(64), naive.sample(64))
 
 
-def test_sampling_is_uniform_when_the_ring_has_turned() -> None:
+def test_sampling_is_uniform_over_what_is_left() -> None:
     replay = make_replay(20, 1, 2, n=1)
     fill(replay, random_play(100, 1, 2, seed=2, end=0.2))
-    drawn = replay.sample(20_000)["obs"][:, -1]
-    counts = np.unique(drawn, return_counts=True)[1]
+    counts = np.unique(replay.sample(20_000)["reward"], return_counts=True)[1]
     assert len(counts) == len(replay) > 10
     np.testing.assert_allclose(counts, 20_000 / len(replay), rtol=0.15)
 
@@ -322,20 +325,32 @@ def test_memory_is_one_frame_and_scalars() -> None:
     images, actions = Box(0, 255, (9, 40, 40), np.uint8), Box(-1, 1, (1,))
     replay = FrameReplay(10_000, images, actions, frame_stack=3, n_step=3)
     scalars = 3 * 4 + 1  # action, reward, discount; terminated
-    per_row = (replay.rows.nbytes + replay.ring.frames.nbytes) / 10_000
-    assert per_row < 1.1 * (3 * 40 * 40 + scalars)
+    per_transition = (replay.storage.nbytes + replay.ring.frames.nbytes) / 10_000
+    assert per_transition < 1.1 * (3 * 40 * 40 + scalars)
 
 
-def test_a_loaded_buffer_goes_on_in_the_middle_of_an_episode() -> None:
-    played = random_play(140, 2, 3, seed=3)
-    replay, twin = make_replay(60, 2, 3, n=3, seed=1), make_replay(60, 2, 3, n=3, seed=2)
-    fill(replay, played[:90])
-    twin.load_state_dict(replay.state_dict())
+def loaded(replay: FrameReplay) -> FrameReplay:
+    """Load the state of a buffer into another."""
+    other = make_replay(60, 2, 3, n=3, seed=2)
+    other.load_state_dict(replay.state_dict())
+    return other
+
+
+@pytest.mark.parametrize(
+    "duplicate", [loaded, copy.deepcopy, lambda replay: pickle.loads(pickle.dumps(replay))]
+)
+@pytest.mark.parametrize("steps", [5, 90])
+def test_a_copy_goes_on_in_the_middle_of_an_episode(
+    duplicate: Callable[[FrameReplay], FrameReplay], steps: int
+) -> None:
+    played = random_play(steps + 50, 2, 3, seed=3)
+    replay = make_replay(60, 2, 3, n=3, seed=1)
+    fill(replay, played[:steps])
+    twin = duplicate(replay)
     for buffer in (replay, twin):
-        fill(buffer, played[90:])
-    ours, theirs = replay.sample(200), twin.sample(200)
-    assert len(twin) == len(replay) and np.array_equal(ours, theirs)
-    assert np.array_equal(replay.ring.stacks(ours["obs"]), twin.ring.stacks(theirs["obs"]))
+        fill(buffer, played[steps:])
+    assert len(twin) == len(replay)
+    np.testing.assert_array_equal(replay.sample(200), twin.sample(200))
 
 
 def test_a_buffer_that_starts_in_mid_episode_stores_the_whole_stack() -> None:
@@ -343,8 +358,7 @@ def test_a_buffer_that_starts_in_mid_episode_stores_the_whole_stack() -> None:
     middle = next(i for i in range(10, 20) if not any(s.episode_start for s in played[i - 3 : i]))
     replay = make_replay(50, 1, 3, n=1)
     fill(replay, played[middle:])
-    first = replay.ring.stacks(replay.rows["obs"][:1])
-    assert np.array_equal(first, played[middle].obs)
+    assert np.array_equal(held(replay)["obs"][:1], played[middle].obs)
 
 
 def test_observations_that_are_no_stacks_are_refused() -> None:
@@ -362,6 +376,8 @@ def test_what_does_not_fit_is_refused() -> None:
     other = FrameReplay(50, Box(0, 255, (4, 5, 5), np.uint8), Box(-1, 1, (1,)), frame_stack=2)
     with pytest.raises(ValueError, match=r"shape \(2, 5, 5\), not \(2, 3, 3\)"):
         replay.load_state_dict(other.state_dict())
+    with pytest.raises(ValueError, match="has the capacity 60, this one 50"):
+        replay.load_state_dict(make_replay(60, 1, 2, n=1).state_dict())
 
 
 SAVE_LARGE = """
@@ -379,7 +395,7 @@ small = FrameReplay(10, Box(0, 255, (3, 64, 64), np.uint8), Box(-1, 1, (1,)))
 write_checkpoint(Path(sys.argv[1]), small.state_dict())  # what torch needs in any case
 replay = FrameReplay(20_000, Box(0, 255, (3, 64, 64), np.uint8), Box(-1, 1, (1,)))
 replay.ring.frames[:] = 1
-replay.ring.written = replay.filled = 20_000
+replay.ring.written = replay.written = 20_000
 before = peak()
 write_checkpoint(Path(sys.argv[1]), replay.state_dict())
 print(replay.ring.frames.nbytes / 2**20, peak() - before)
