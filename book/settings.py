@@ -91,7 +91,7 @@ print("key:    ", finished.make_config(FirstConfig, yaml.safe_load("lr: 3e-4")).
 print("flag:   ", finished.make_config(FirstConfig, typed).lr)
 print(parser.format_help())
 print(sentence(lambda: FirstConfig(lr=-1)))
-print(sentence(lambda: finished.make_config(FirstConfig, {"Lr": 3e-4})))
+print(sentence(lambda: finished.make_config(FirstConfig, {"lrr": 3e-4})))
 
 # %% [markdown]
 # ## The problem: mistakes that nobody reports
