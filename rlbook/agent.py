@@ -31,6 +31,7 @@ import functools
 import importlib
 import importlib.resources
 import os
+import pickle
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -226,11 +227,14 @@ def compile_methods(agent: "Agent") -> None:
             f"Setting 'compile' is not for {agent.name}: PyTorch cannot compile a backward pass "
             "through an LSTM. Leave it out."
         )
-    if not shutil.which(os.environ.get("CXX", "c++")):
+    if not shutil.which(os.environ.get("CXX", "g++")):
         raise ValueError("Setting 'compile' needs a C++ compiler such as g++, and there is none.")
+    if torch.__version__ < "2.13":  # compares as versions do
+        raise ValueError(f"Setting 'compile' needs PyTorch 2.13, and this is {torch.__version__}.")
     torch._dynamo.config.trace_autograd_ops = True
+    options: dict[str, Any] = {"fullgraph": True, "dynamic": False, "recompile_limit": 256}
     for name in agent.compiled:
-        setattr(agent, name, torch.compile(getattr(agent, name), fullgraph=True))
+        setattr(agent, name, torch.compile(getattr(agent, name), **options))
 
 
 # %% book/agent.py · The base class
@@ -313,9 +317,9 @@ class Agent(ABC):
     # What a user calls
 
     @classmethod
-    def from_config(cls, name: str, **settings: Any) -> Self:
+    def from_config(cls, name: str | os.PathLike[str], **settings: Any) -> Self:
         """Make an agent from a shipped config or a YAML file; keywords override it."""
-        _, stored = gather_settings(name, cls.name)
+        _, stored = gather_settings(os.fspath(name), cls.name)
         return cls(config=make_config(cls.config_class, {**stored, **settings}))
 
     def learn(self, steps: int, progress: bool = True) -> "RunResult":
@@ -394,16 +398,29 @@ class Agent(ABC):
             state.pop(REPLAY, None)
         return {"algo": self.name, "config": self.config.model_dump(), "agent": state}
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what a copy or a pickle holds."""
-        state = {name: part for name, part in vars(self).items() if name not in self.compiled}
-        return state | {"directory": None, "config": self.config.replace(run_dir=None)}
+    # What is copied
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Become the copy of another agent."""
+    def copied(self) -> dict[str, Any]:
+        """Return what a copy holds: all but compiled methods and the run directory."""
+        own = {name: part for name, part in vars(self).items() if name not in self.compiled}
+        return own | {"directory": None, "config": self.config.replace(run_dir=None)}
+
+    def become(self, state: dict[str, Any]) -> None:
+        """Take over what `copied` returned."""
         vars(self).update(state)
         if self.config.compile:
             compile_methods(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        memo[id(self)] = twin = object.__new__(type(self))
+        twin.become(copy.deepcopy(self.copied(), memo))
+        return twin
+
+    def __getstate__(self) -> bytes:
+        return pickle.dumps(self.copied())  # tensors as bytes, never as shared memory
+
+    def __setstate__(self, state: bytes) -> None:
+        self.become(pickle.loads(state))
 
 
 # %% book/agent.py · Loading

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from rlbook.agent import Agent
 from rlbook.checkpoint import CheckpointDirectory
 from rlbook.cli import main
 from rlbook.dqn import DQN
@@ -24,8 +25,8 @@ CHILDREN.set_forkserver_preload(["rlbook.cli", "rlbook.dqn"])
 TINY: dict[str, Any] = {
     "env_id": "rlbook/ObservationReward-v0",
     "total_steps": 200,
-    "warmup_steps": 50,
-    "update_every": 10,
+    "learning_starts": 50,
+    "train_frequency": 10,
     "eval_every": 100,
     "eval_episodes": 2,
     "checkpoint_every": 50,
@@ -38,8 +39,8 @@ SMALL: dict[str, Any] = {
     "env_id": "CartPole-v1",
     "hidden": (16,),
     "batch_size": 16,
-    "warmup_steps": 50,
-    "update_every": 1,
+    "learning_starts": 50,
+    "train_frequency": 1,
     "eval_every": 500,
     "eval_episodes": 1,
 }
@@ -121,6 +122,12 @@ def run_until(moment: int | None, agent_class: type, settings: dict[str, Any], n
     finally:
         sys.setprofile(None)
     note.write_text(str(clock.calls))
+
+
+def learn_elsewhere(agent: Agent) -> Agent:
+    """Learn in another process, which sends the agent back."""
+    agent.learn(60, progress=False)
+    return agent
 
 
 def learn_in_terminal(name: str) -> None:

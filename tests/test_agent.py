@@ -1,10 +1,8 @@
 """What the chapter of the agent cannot test about itself: spaces, files, registry, randomness."""
 
 import copy
-import functools
 import pickle
 import random
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -27,15 +25,15 @@ from rlbook.agent import (
     torch_for_learning,
 )
 from rlbook.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
-from rlbook.dqn import DQN
-from rlbook.drqn import DRQN
+from rlbook.dqn import DQN, DQNConfig
 from rlbook.run import resume, train
+from rlbook.settings import gather_settings
 
 SMALL: dict[str, Any] = {
     "hidden": (16,),
     "batch_size": 16,
-    "warmup_steps": 50,
-    "update_every": 2,
+    "learning_starts": 50,
+    "train_frequency": 2,
     "n_step": 3,
     "num_envs": 2,
     "eval_every": 0,
@@ -141,7 +139,7 @@ def test_predict_is_greedy_unless_asked(trained: DQN) -> None:
     trained.predict(obs)
     assert trained.generator.bit_generator.state == before
     trained.global_step = 0  # epsilon is 1
-    assert len(set(trained.predict(obs, explore=True)[0].tolist())) == 2
+    assert len(set(trained.predict(obs, deterministic=False)[0].tolist())) == 2
 
 
 @pytest.mark.parametrize(
@@ -163,36 +161,40 @@ def test_a_bad_observation_gets_a_sentence(obs: Any, said: str) -> None:
         small_agent().predict(obs)
 
 
-def test_in_a_batch_only_the_episodes_that_start_lose_their_memory() -> None:
-    agent = DRQN("CartPole-v1", hidden=(8,), seed=1)
-    generator = np.random.default_rng(0)
-    first, second = generator.normal(size=(2, 3, 4)).astype(np.float32)
-    _, memory = agent.predict(first)
-    start = np.array([False, True, False])
-    _, mixed = agent.predict(second, memory, episode_start=start)
-    for begins, plays in ((False, memory), (True, None)):
-        _, alone = agent.predict(second, plays)
-        for one, two in zip(parts(mixed), parts(alone), strict=True):
-            np.testing.assert_allclose(one[start == begins], two[start == begins], rtol=1e-5)
-    assert agent.predict(first[0], episode_start=True)[0].shape == ()
+class Counting(DQN):
+    """Plays its hidden state: the number of steps since the episode began, in turns."""
+
+    def act(self, obs: Any, state: Any, episode_start: Any, explore: bool) -> Any:
+        state = np.zeros(len(obs), np.int64) if state is None else state
+        state = np.where(episode_start, 0, state + 1)
+        return state % 2, state
+
+
+def test_predict_passes_the_hidden_state_on_and_says_where_episodes_start() -> None:
+    agent, obs = Counting("CartPole-v1"), np.zeros((3, 4))
+    actions, state = agent.predict(obs)  # without a state all begin
+    assert state.tolist() == [0, 0, 0]
+    actions, state = agent.predict(obs, state)  # with one none does
+    assert state.tolist() == actions.tolist() == [1, 1, 1]
+    _, state = agent.predict(obs, state, episode_start=np.array([False, True, False]))
+    assert state.tolist() == [2, 0, 2]
+    _, state = agent.predict(obs, state=state, episode_start=[1, 0, 0], deterministic=True)
+    assert state.tolist() == [0, 1, 3]
+    assert agent.predict(obs[0], episode_start=True)[0].shape == ()
     with pytest.raises(ValueError, match=r"^episode_start needs one entry for each of 3 obs"):
-        agent.predict(first, memory, episode_start=[True])
-
-
-def parts(memory: Any) -> list[np.ndarray]:
-    """Return what a memory is made of, with the batch first."""
-    return [np.asarray(part) for part in memory]
+        agent.predict(obs, state, episode_start=[True])
 
 
 # Learning
 
 
 def test_learning_again_goes_on(trained: DQN) -> None:
-    updates, weights = trained.updates, trained.weights.detach().clone()
+    updates, before = trained.updates, copy.deepcopy(trained.q_network.state_dict())
     result = trained.learn(100, progress=False)
     assert trained.global_step == result.metrics["global_step"] == 300
     assert trained.updates == updates + 50
-    assert not torch.equal(weights, trained.weights)
+    after = trained.q_network.state_dict()
+    assert all(not torch.equal(before[name], after[name]) for name in before)
 
 
 @pytest.mark.parametrize("steps", [0, -5])
@@ -245,7 +247,8 @@ def test_the_seed_alone_decides() -> None:
     for agent in agents:
         agent.learn(200, progress=False)
     assert_same(agents[0].state_dict(), agents[1].state_dict())
-    assert not torch.equal(agents[0].weights, agents[2].weights)
+    one, two = (agent.q_network.state_dict() for agent in (agents[0], agents[2]))
+    assert all(not torch.equal(one[name], two[name]) for name in one)
 
 
 def test_torch_is_as_before_after_learning() -> None:
@@ -280,10 +283,6 @@ def test_load_finds_the_algorithm_of_a_file_and_of_a_directory(tmp_path: Path) -
         assert isinstance(agent, DQN) and agent.global_step == 200
         assert agent.config.run_dir is None  # a loaded agent never writes into a finished run
         assert_same(agent.state_dict(), result.agent.state_dict())
-    DRQN("CartPole-v1", hidden=(8,)).save(tmp_path / "other.pt")
-    assert isinstance(rlbook.load(tmp_path / "other.pt"), DRQN)
-    with pytest.raises(ValueError, match=r"other\.pt holds a drqn agent: use rlbook\.load"):
-        DQN.load(tmp_path / "other.pt")
 
 
 def test_what_cannot_be_loaded_is_said(trained: DQN, tmp_path: Path) -> None:
@@ -310,7 +309,7 @@ def test_what_cannot_be_loaded_is_said(trained: DQN, tmp_path: Path) -> None:
 def test_a_file_without_the_buffer_is_small_and_predicts(tmp_path: Path) -> None:
     agents = [small_agent(checkpoint_replay=keep, buffer_size=50_000) for keep in (True, False)]
     for agent, name in zip(agents, ("full.pt", "light.pt"), strict=True):
-        agent.learn(2_000, progress=False)
+        agent.learn(800, progress=False)
         agent.save(tmp_path / name)
     sizes = [(tmp_path / name).stat().st_size for name in ("full.pt", "light.pt")]
     assert sizes[1] < sizes[0] / 4
@@ -328,6 +327,45 @@ def test_learning_twice_in_a_directory_is_one_run(tmp_path: Path) -> None:
     assert rlbook.load(tmp_path / "run").global_step == 200
     again = resume(tmp_path / "run", 300, progress=False)
     assert [line["global_step"] for line in again.history] == [50, 100, 150, 200, 250, 300]
+
+
+# Settings from a file
+
+
+def test_an_agent_is_made_from_a_shipped_config_and_keywords() -> None:
+    agent = DQN.from_config("cartpole", seed=1)
+    _, shipped = gather_settings("cartpole", "dqn")
+    assert agent.config.seed == 1 and "n_step" in shipped
+    assert agent.config == DQNConfig(**{**shipped, "seed": 1})
+
+
+def test_an_agent_is_made_from_a_file_of_your_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("algo: dqn\nconfig: cartpole\nlr: 5e-4\nhidden: [8]\n")
+    shipped = DQN.from_config("cartpole").config
+    for name in (path, str(path)):
+        agent = DQN.from_config(name, seed=7)
+        assert agent.config == shipped.replace(lr=5e-4, hidden=(8,), seed=7)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("cartpol", {}, r"'dqn' has no shipped config 'cartpol'\. Did you mean 'cartpole'\?"),
+        ("nowhere.yaml", {}, r"There is no config file 'nowhere\.yaml'\."),
+        ("cartpole", {"sed": 1}, r"DQN has no setting 'sed'\. Did you mean 'seed'\?"),
+        ("cartpole", {"seed": -1}, r"Setting 'seed' must be at least 0, not -1\."),
+    ],
+)
+def test_an_unknown_config_gets_one_sentence(name: str, settings: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=f"^{said}$"):
+        DQN.from_config(name, **settings)
+
+
+def test_a_file_for_another_algorithm_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("algo: sac\n")
+    with pytest.raises(ValueError, match=r"mine\.yaml is for 'sac', not for 'dqn': name one"):
+        DQN.from_config(str(tmp_path / "mine.yaml"))
 
 
 # The registry
@@ -360,6 +398,9 @@ def test_an_agent_of_your_own_declares_itself_and_comes_last(tmp_path: Path) -> 
         result = train(Timid("CartPole-v1", **SMALL, total_steps=60), progress=False)
         result.agent.save(tmp_path / "timid.pt")
         assert isinstance(rlbook.load(tmp_path / "timid.pt"), Timid)
+        small_agent().save(tmp_path / "dqn.pt")
+        with pytest.raises(ValueError, match=r"dqn\.pt holds a dqn agent: use rlbook\.load"):
+            Timid.load(tmp_path / "dqn.pt")
     finally:
         REGISTRY.pop("timid", None)
 
@@ -380,44 +421,6 @@ def test_importing_the_package_does_not_wait_for_torch() -> None:
         _ = rlbook.lod
 
 
-# Compiling
-
-
-def test_compiled_passes_learn_what_plain_ones_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    traced = functools.partial(torch.compile, backend="eager")  # traces, but writes no C++
-    monkeypatch.setattr(torch, "compile", traced)
-    monkeypatch.setattr(shutil, "which", lambda program: program)
-    plain, compiled = (DQN(**TINY, compile=compiles) for compiles in (False, True))
-    for agent in (plain, compiled):
-        agent.learn(120, progress=False)
-    assert plain.updates == compiled.updates > 0
-    torch.testing.assert_close(plain.weights, compiled.weights)
-
-
-@pytest.mark.parametrize("name", list(rlbook.ALGORITHMS))
-def test_each_algorithm_names_functions_that_can_be_compiled(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: list[Any] = []
-
-    def remember(function: Any) -> Any:
-        found.append(function)
-        return function
-
-    monkeypatch.setattr(shutil, "which", lambda program: program)
-    monkeypatch.setattr(torch, "compile", remember)
-    env_id = {"drqv2": "rlbook/PointReach-v0"}.get(name, "Pendulum-v1")
-    discrete = rlbook.ALGORITHMS[name].actions == "discrete"
-    rlbook.ALGORITHMS[name]("CartPole-v1" if discrete else env_id, compile=True)
-    assert found and all(callable(function) for function in found)
-
-
-def test_compiling_without_a_compiler_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda program: None)
-    with pytest.raises(ValueError, match=r"Setting 'compile' needs a C\+\+ compiler"):
-        DQN("CartPole-v1", compile=True)
-
-
 class Curious(DQN):
     """A user's own kind of DQN, without a name of its own."""
 
@@ -427,11 +430,9 @@ def test_a_subclass_without_a_name_loads_what_it_saved(tmp_path: Path) -> None:
     agent.save(tmp_path / "agent.pt")
     assert type(Curious.load(tmp_path / "agent.pt")) is Curious
     assert type(DQN.load(tmp_path / "agent.pt")) is DQN
-    with pytest.raises(ValueError, match="holds a dqn agent"):
-        rlbook.ALGORITHMS["drqn"].load(tmp_path / "agent.pt")
 
 
-@pytest.mark.parametrize("part", ["online", "target", "optimizer", "n_step"])
+@pytest.mark.parametrize("part", ["q_network", "target_network", "optimizer", "n_step"])
 def test_a_checkpoint_without_one_of_its_parts_is_refused(part: str, tmp_path: Path) -> None:
     content = DQN(**TINY).checkpoint()
     del content["agent"][part]
