@@ -462,20 +462,19 @@ assert (better_value >= random_value - 1e-12).all()
 # any more.
 
 # %%
-value, sweeps = np.zeros(12), []
+sweeps = [np.zeros(12)]
 for _ in range(7):
-    value = q_values(value).max(axis=1)
-    sweeps.append(value)
-assert sweeps[0].tolist() == [0, 0, 10, 0, 0, 0, 2, 10, 0, 2, 0, 2]
-assert np.allclose(sweeps[1][[1, 6, 11, 8]], [9, 9, 9, 1.8])
-assert np.allclose(sweeps[5], sweeps[6])
+    sweeps.append(q_values(sweeps[-1]).max(axis=1))
+assert sweeps[1].tolist() == [0, 0, 10, 0, 0, 0, 2, 10, 0, 2, 0, 2]
+assert np.allclose(sweeps[2][[1, 6, 11, 8]], [9, 9, 9, 1.8])
+assert np.allclose(sweeps[6], sweeps[7])
 
 # %% tags=["hide-input"]
 figure, axes = plt.subplots(2, 2, figsize=(5.6, 4.9))
 for ax, count in zip(axes.flat, (1, 2, 4, 6), strict=True):
-    after = q_values(sweeps[count - 1])
-    best = np.isclose(after, after.max(axis=1, keepdims=True)) & (after > 0)
-    draw_plan(ax, HOUSE, sweeps[count - 1], best, f"after {count} sweep{'s' * (count > 1)}")
+    ahead = q_values(sweeps[count - 1])
+    best = np.isclose(ahead, ahead.max(axis=1, keepdims=True)) & (ahead > 0)
+    draw_plan(ax, HOUSE, sweeps[count], best, f"after {count} sweep{'s' * (count > 1)}")
 plt.show()
 
 # %% [markdown]
@@ -571,7 +570,8 @@ assert abs((greedy_paid[:, 0] == 2).mean() - crumb_first) < 0.35
 
 # %% [markdown]
 # Exploring has a price, too: a mouse that explores makes detours, and some of them end at the crumb. That
-# is why $\varepsilon$ falls once the mouse knows its way.
+# is why $\varepsilon$ falls once the mouse knows its way. How to balance exploring and exploiting is a
+# question that every algorithm in this book has to answer.
 
 # %% [markdown]
 # ## Learning from a single step
@@ -686,8 +686,8 @@ plt.show()
 # %% [markdown]
 # ## Q-learning
 #
-# Put the pieces together: choose actions ε-greedily, and after each step move one entry of the table
-# towards its target. This is *Q-learning* (Watkins 1989), all of it:
+# Put the pieces together: choose actions by the epsilon-greedy rule, and after each step move one entry of
+# the table by its temporal difference. This is *Q-learning* (Watkins 1989), all of it:
 
 # %%
 Step = Callable[[int, int], tuple[int, float, bool]]
@@ -734,11 +734,11 @@ for seed in range(10):
 # %% tags=["hide-input"]
 table, rng, played = np.zeros((12, 4)), np.random.default_rng(0), 0
 figure, axes = plt.subplots(3, 2, figsize=(5.6, 7.2))
-for ax, episodes in zip(axes.flat, (1, 5, 10, 20, 50, 1000), strict=True):
+for ax, episodes in zip(axes.flat, (1, 5, 10, 20, 50, 2000), strict=True):
     q_learning(step, START, table, episodes - played, 1.0, rng)
     played = episodes
     best = (table == table.max(axis=1, keepdims=True)) & (table > 0)
-    title = f"after {episodes} episode{'s' * (episodes > 1)}"
+    title = f"after {episodes:,} episode{'s' * (episodes > 1)}"
     draw_plan(ax, HOUSE, table.max(axis=1), best, title)
 plt.show()
 
@@ -1099,21 +1099,21 @@ MAP = (
     },
 )
 ABOUT = {
-    "dqn": ("DQN", "Q-learning with a network"),
-    "drqn": ("DRQN", "DQN that remembers"),
-    "r2d2": ("R2D2", "replays what surprised it"),
-    "sac": ("SAC", "learns values and a policy"),
-    "redq": ("REDQ", "learns more from each step"),
-    "drqv2": ("DrQ-v2", "control from pixels"),
+    "dqn": ("DQN", "Q-learning with a network", "a few choices, and one observation shows all"),
+    "drqn": ("DRQN", "DQN that remembers", "a few choices, and the agent must remember"),
+    "r2d2": ("R2D2", "replays what surprised it", "the same, with rare or very different rewards"),
+    "sac": ("SAC", "learns values and a policy", "real numbers, and you observe a few numbers"),
+    "redq": ("REDQ", "learns more from each step", "the same, where steps are expensive"),
+    "drqv2": ("DrQ-v2", "control from pixels", "real numbers, and you observe images"),
 }
 Node = str | tuple[str, dict[str, Any]]  # a chapter, or a question with its answers
 
 
-def routes(node: Node, answers: tuple[str, ...] = ()) -> list[tuple[str, tuple[str, ...]]]:
-    """List each chapter of the map with the answers that lead to it."""
+def chapters_of(node: Node) -> list[str]:
+    """List the chapters that a node of the map leads to."""
     if isinstance(node, str):
-        return [(node, answers)]
-    return [route for answer, child in node[1].items() for route in routes(child, (*answers, answer))]
+        return [node]
+    return [chapter for child in node[1].values() for chapter in chapters_of(child)]
 
 
 def draw_map(ax: Axes, node: Node, x: float = 0.0, y: float = 0.0) -> float:
@@ -1130,7 +1130,7 @@ def draw_map(ax: Axes, node: Node, x: float = 0.0, y: float = 0.0) -> float:
         ax.plot([trunk, trunk + 0.2], [middle, middle], color="#8899AA", lw=1.2)
         ax.text(trunk + 0.26, middle, answer, va="center", fontsize=9.5)
         if isinstance(child, str):
-            title, about = ABOUT[child]
+            title, about, _ = ABOUT[child]
             edge = {"facecolor": "white", "edgecolor": COLORS.get(child, "black"), "lw": 2}
             ax.annotate("", (2.35, middle), (2.05, middle), arrowprops={"arrowstyle": "-|>", "lw": 1.2})
             text = ax.text(2.48, middle, f"\n{about}", va="center", fontsize=9, bbox={**box, **edge})
@@ -1150,14 +1150,14 @@ ax.axis("off")
 plt.show()
 
 # %% tags=["hide-input"]
-chapters = [chapter for chapter, _ in routes(MAP)]
+chapters = chapters_of(MAP)
 unknown = [name for name in chapters if not Path(f"{name}.ipynb").is_file()]
 absent = [name for name in COLORS if Path(f"{name}.ipynb").is_file() and name not in chapters]
 assert not unknown and not absent, f"not a chapter: {unknown}; not on the map: {absent}"
-rows = ["| your problem | chapter |", "|---|---|"]
-for chapter, answers in routes(MAP):
-    problem = " · ".join(" ".join(answer.split()) for answer in answers)
-    rows.append(f"| {problem} | [{ABOUT[chapter][0]}]({chapter}.ipynb): {ABOUT[chapter][1]} |")
+rows = ["| your actions, and more | chapter |", "|---|---|"]
+for chapter in chapters:
+    title, about, problem = ABOUT[chapter]
+    rows.append(f"| {problem} | [{title}]({chapter}.ipynb): {about} |")
 Markdown("\n".join(rows))
 
 # %% [markdown]
