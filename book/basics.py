@@ -16,7 +16,7 @@
 #
 # A mouse stands in a small house. A crumb lies two steps away, a whole cheese five steps away. Nobody
 # tells the mouse where they are. It can only walk around and eat what it finds. How does it learn to
-# leave the crumb and walk on to the cheese?
+# leave the crumb alone and walk to the cheese?
 #
 # In this chapter you answer that question in three ways. First you compute the best route with the
 # plan of the house in your hand. Then the mouse finds it by trying, and keeps what it learns in a table.
@@ -295,8 +295,8 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# In the rest of the book, the word *return* without *discounted* means the plain sum. That is what
-# learning curves show. Agents learn with a discount.
+# In the rest of the book, the word *return* without *discounted* means the plain sum. Agents learn with a
+# discount, and figures show what they reach without one.
 
 # %% [markdown]
 # ## Value
@@ -462,20 +462,19 @@ assert (better_value >= random_value - 1e-12).all()
 # any more.
 
 # %%
-value, sweeps = np.zeros(12), []
+sweeps = [np.zeros(12)]
 for _ in range(7):
-    value = q_values(value).max(axis=1)
-    sweeps.append(value)
-assert sweeps[0].tolist() == [0, 0, 10, 0, 0, 0, 2, 10, 0, 2, 0, 2]
-assert np.allclose(sweeps[1][[1, 6, 11, 8]], [9, 9, 9, 1.8])
-assert np.allclose(sweeps[5], sweeps[6])
+    sweeps.append(q_values(sweeps[-1]).max(axis=1))
+assert sweeps[1].tolist() == [0, 0, 10, 0, 0, 0, 2, 10, 0, 2, 0, 2]
+assert np.allclose(sweeps[2][[1, 6, 11, 8]], [9, 9, 9, 1.8])
+assert np.allclose(sweeps[6], sweeps[7])
 
 # %% tags=["hide-input"]
 figure, axes = plt.subplots(2, 2, figsize=(5.6, 4.9))
 for ax, count in zip(axes.flat, (1, 2, 4, 6), strict=True):
-    after = q_values(sweeps[count - 1])
-    best = np.isclose(after, after.max(axis=1, keepdims=True)) & (after > 0)
-    draw_plan(ax, HOUSE, sweeps[count - 1], best, f"after {count} sweep{'s' * (count > 1)}")
+    ahead = q_values(sweeps[count - 1])
+    best = np.isclose(ahead, ahead.max(axis=1, keepdims=True)) & (ahead > 0)
+    draw_plan(ax, HOUSE, sweeps[count], best, f"after {count} sweep{'s' * (count > 1)}")
 plt.show()
 
 # %% [markdown]
@@ -571,7 +570,8 @@ assert abs((greedy_paid[:, 0] == 2).mean() - crumb_first) < 0.35
 
 # %% [markdown]
 # Exploring has a price, too: a mouse that explores makes detours, and some of them end at the crumb. That
-# is why $\varepsilon$ falls once the mouse knows its way.
+# is why $\varepsilon$ falls once the mouse knows its way. How to balance exploring and exploiting is a
+# question that every algorithm in this book has to answer.
 
 # %% [markdown]
 # ## Learning from a single step
@@ -580,16 +580,17 @@ assert abs((greedy_paid[:, 0] == 2).mean() - crumb_first) < 0.35
 # good first step is followed by a long detour, it thinks badly of the first step. And if rewards were a
 # matter of luck, it would remember the luckiest one. There is a better way: learn from each step at once.
 #
-# Say the mouse believes that going up from square 4 is worth $Q(4, \text{up}) = 4$. It goes up, gets the
-# reward 0 and arrives on square 0, where its largest Q-value is 8.1. Now it has a better guess: going up
-# from square 4 is worth $0 + 0.9 \cdot 8.1 = 7.29$. This better guess is the *target* $y$:
+# The mouse keeps a table of guesses, one Q-value $Q(s, a)$ for each state and action. Say its guess for
+# going up from square 4 is 4. It goes up, gets the reward 0 and arrives on square 0, where its largest
+# Q-value is 8.1. Now it has a better guess: going up from square 4 is worth $0 + 0.9 \cdot 8.1 = 7.29$. This
+# better guess is the *target* $y$:
 #
 # $$y = r + \gamma \max_{a'} Q(s', a')$$
 #
 # The target minus the old value is a **temporal difference**: the difference between two guesses of the
-# same thing, one of them made a step later. It is also called the **TD error**, $\delta$. The mouse then
-# moves the old value towards the target by a share $\alpha$ of the TD error. This share is the
-# **learning rate**:
+# same thing, one of them made a step later. It is called the **TD error** for short, and written $\delta$.
+# The mouse then moves the old value towards the target by a share $\alpha$ of the TD error. This share is
+# the **learning rate**:
 #
 # $$Q(s, a) \leftarrow Q(s, a) + \alpha\, \delta \qquad \text{with} \qquad \delta = y - Q(s, a)$$
 #
@@ -625,7 +626,7 @@ plt.show()
 # ### The end, and the end of watching
 #
 # When the mouse has eaten the cheese, nothing follows. There is no next value to add, so the target is
-# the reward alone. This is the job of the flag `terminated`:
+# the reward alone. This is the job of the flag `terminated`, which counts as 1 if it is set and as 0 if not:
 #
 # $$y = r + \gamma\, (1 - \texttt{terminated}) \max_{a'} Q(s', a')$$
 #
@@ -634,8 +635,8 @@ plt.show()
 # state still has a value, and the target must include it. In short: bootstrapping stops at a terminated
 # step, and goes on at a truncated one.
 #
-# By hand: a step pays 1 and the best next Q-value is 9. If the step terminated the episode, the target is
-# 1. If the episode goes on, or was only truncated, the target is $1 + 0.9 \cdot 9 = 9.1$.
+# By hand: a step pays 1 and the best next Q-value is 9. If the step terminated the episode, 1 is also the
+# target. If the episode goes on, or was only truncated, the target is $1 + 0.9 \cdot 9 = 9.1$.
 
 
 # %%
@@ -686,8 +687,8 @@ plt.show()
 # %% [markdown]
 # ## Q-learning
 #
-# Put the pieces together: choose actions ε-greedily, and after each step move one entry of the table
-# towards its target. This is *Q-learning* (Watkins 1989), all of it:
+# Put the pieces together: choose actions by the epsilon-greedy rule, and after each step move one entry of
+# the table by a share of its temporal difference. This is *Q-learning* (Watkins 1989), all of it:
 
 # %%
 Step = Callable[[int, int], tuple[int, float, bool]]
@@ -734,11 +735,11 @@ for seed in range(10):
 # %% tags=["hide-input"]
 table, rng, played = np.zeros((12, 4)), np.random.default_rng(0), 0
 figure, axes = plt.subplots(3, 2, figsize=(5.6, 7.2))
-for ax, episodes in zip(axes.flat, (1, 5, 10, 20, 50, 1000), strict=True):
+for ax, episodes in zip(axes.flat, (1, 5, 10, 20, 50, 2000), strict=True):
     q_learning(step, START, table, episodes - played, 1.0, rng)
     played = episodes
     best = (table == table.max(axis=1, keepdims=True)) & (table > 0)
-    title = f"after {episodes} episode{'s' * (episodes > 1)}"
+    title = f"after {episodes:,} episode{'s' * (episodes > 1)}"
     draw_plan(ax, HOUSE, table.max(axis=1), best, title)
 plt.show()
 
@@ -925,7 +926,7 @@ assert mean_reward(0.0) == 6  # both doors with probability 1/2
 # The last sum weighs each door by the probability that the mouse opens it. So it is a mean that the mouse
 # can sample: open a door, get the reward, and multiply it by the derivative of the log-probability of that
 # door. For our policy this derivative is $\pi_\theta(\text{left})$ for the right door, and
-# $-\pi_\theta(\text{right})$ for the left one.
+# $-\pi_\theta(\text{right})$ for the left one. (Check it on paper.)
 #
 # By hand, at $\theta = 0$, where both doors have the probability 1/2: the right door gives the sample
 # $0.5 \cdot 10 = 5$, and the left door $-0.5 \cdot 2 = -1$. Their mean is $(5 - 1)/2 = 2$. It is positive, so a
@@ -980,8 +981,8 @@ assert with_baseline.tolist() == [2, 2]
 assert samples.var() == 9 and with_baseline.var() == 0
 
 # %% [markdown]
-# *REINFORCE* (Williams 1992) repeats this: open a door, and change $\theta$ by the learning rate times the
-# sample. The baseline is a running mean of the rewards so far.
+# *REINFORCE* (Williams 1992) repeats this: open a door, and change $\theta$ by a learning rate, here 0.02,
+# times the sample. The baseline is a running mean of the rewards so far.
 
 # %%
 def reinforce(pay: np.ndarray, use_baseline: bool, seed: int, steps: int = 300) -> list[float]:
@@ -1001,7 +1002,7 @@ def reinforce(pay: np.ndarray, use_baseline: bool, seed: int, steps: int = 300) 
 # %% [markdown]
 # Does the baseline matter? Put 50 more behind each door. The right door is still better by 8, so the
 # choice is the same as before. But without a baseline, each door that the mouse opens becomes much more
-# likely, the wrong one as well. After a few unlucky tries it opens nothing else.
+# likely, the wrong one as well. After a few unlucky tries the mouse opens no other.
 
 # %%
 cases = {
@@ -1099,21 +1100,21 @@ MAP = (
     },
 )
 ABOUT = {
-    "dqn": ("DQN", "Q-learning with a network"),
-    "drqn": ("DRQN", "DQN that remembers"),
-    "r2d2": ("R2D2", "replays what surprised it"),
-    "sac": ("SAC", "learns values and a policy"),
-    "redq": ("REDQ", "learns more from each step"),
-    "drqv2": ("DrQ-v2", "control from pixels"),
+    "dqn": ("DQN", "Q-learning with a network", "a few actions; one observation shows all that matters"),
+    "drqn": ("DRQN", "DQN that remembers", "a few actions; the agent must remember"),
+    "r2d2": ("R2D2", "replays what surprised it", "as DRQN; rewards are rare or of very different sizes"),
+    "sac": ("SAC", "learns values and a policy", "actions are real numbers; you observe a few numbers"),
+    "redq": ("REDQ", "learns more from each step", "as SAC; steps in the environment are expensive"),
+    "drqv2": ("DrQ-v2", "control from pixels", "actions are real numbers; you observe images"),
 }
 Node = str | tuple[str, dict[str, Any]]  # a chapter, or a question with its answers
 
 
-def routes(node: Node, answers: tuple[str, ...] = ()) -> list[tuple[str, tuple[str, ...]]]:
-    """List each chapter of the map with the answers that lead to it."""
+def chapters_of(node: Node) -> list[str]:
+    """List the chapters that a node of the map leads to."""
     if isinstance(node, str):
-        return [(node, answers)]
-    return [route for answer, child in node[1].items() for route in routes(child, (*answers, answer))]
+        return [node]
+    return [chapter for child in node[1].values() for chapter in chapters_of(child)]
 
 
 def draw_map(ax: Axes, node: Node, x: float = 0.0, y: float = 0.0) -> float:
@@ -1130,7 +1131,7 @@ def draw_map(ax: Axes, node: Node, x: float = 0.0, y: float = 0.0) -> float:
         ax.plot([trunk, trunk + 0.2], [middle, middle], color="#8899AA", lw=1.2)
         ax.text(trunk + 0.26, middle, answer, va="center", fontsize=9.5)
         if isinstance(child, str):
-            title, about = ABOUT[child]
+            title, about, _ = ABOUT[child]
             edge = {"facecolor": "white", "edgecolor": COLORS.get(child, "black"), "lw": 2}
             ax.annotate("", (2.35, middle), (2.05, middle), arrowprops={"arrowstyle": "-|>", "lw": 1.2})
             text = ax.text(2.48, middle, f"\n{about}", va="center", fontsize=9, bbox={**box, **edge})
@@ -1150,14 +1151,14 @@ ax.axis("off")
 plt.show()
 
 # %% tags=["hide-input"]
-chapters = [chapter for chapter, _ in routes(MAP)]
+chapters = chapters_of(MAP)
 unknown = [name for name in chapters if not Path(f"{name}.ipynb").is_file()]
 absent = [name for name in COLORS if Path(f"{name}.ipynb").is_file() and name not in chapters]
 assert not unknown and not absent, f"not a chapter: {unknown}; not on the map: {absent}"
 rows = ["| your problem | chapter |", "|---|---|"]
-for chapter, answers in routes(MAP):
-    problem = " · ".join(" ".join(answer.split()) for answer in answers)
-    rows.append(f"| {problem} | [{ABOUT[chapter][0]}]({chapter}.ipynb): {ABOUT[chapter][1]} |")
+for chapter in chapters:
+    title, about, problem = ABOUT[chapter]
+    rows.append(f"| {problem} | [{title}]({chapter}.ipynb): {about} |")
 Markdown("\n".join(rows))
 
 # %% [markdown]
