@@ -14,17 +14,15 @@
 # %% [markdown]
 # # Watching and stopping a run
 #
-# A training run is a program that you wait for. It should say how far it is, and it should stop
-# when you ask, without losing what it has. At the end of this chapter you have a progress display
-# that suits a terminal, a notebook and a log file, and a way to turn Ctrl-C into a clean end.
+# A training run takes minutes or hours. While it runs you want to see how far it is. When you press
+# Ctrl-C it should stop without losing what it has learned. In this chapter you build both: a progress
+# display that works in a terminal, in a notebook and in a log file, and a way to turn Ctrl-C into a
+# clean stop.
 #
-# | | |
-# |---|---|
-# | Builds on | `tqdm` for bars, Python's `signal` |
-# | New here | one display for three places; signals that are noted, not obeyed at once |
-# | Next | the loop in [The run](run.ipynb) uses both |
+# Here they are at work. The loop below counts to 100. After 60 steps it gets the signal that a job
+# scheduler sends when it wants the machine back.
 
-# %%
+# %% tags=["hide-input"]
 #| export
 import signal
 import sys
@@ -40,14 +38,40 @@ from tqdm import tqdm
 
 from rlbook.envs import Evaluation
 
+# %%
+import subprocess
+
+import rlbook.progress as finished  # the module that this chapter exports
+
+progress = finished.Progress("demo", start=0, total=100, enabled=True)
+with finished.catch_signals() as caught:
+    for step in range(1, 101):
+        time.sleep(0.01)
+        progress.step(step, {"loss": 1 / step})
+        if step == 60:
+            signal.raise_signal(signal.SIGTERM)
+        if caught:
+            break
+progress.close(step)
+print(f"stopped after step {step} by signal {caught[0]}")
+assert step == 60 and caught == [signal.SIGTERM]
+
 # %% [markdown]
-# ## Where am I?
+# While the cell runs, a bar moves. When it is done, one line of text stays. The signal did not kill the
+# process: the loop finished its step and then stopped.
 #
-# The same run may be started in a terminal, in a notebook or by a job scheduler. In a terminal a
-# bar that redraws itself is best. In a log file the same bar leaves thousands of lines of debris,
-# so there one line per evaluation is right. A notebook is a third case: a stored notebook must not
-# keep a half-drawn bar or a widget that no code host can show. So the bar is plain text that is
-# replaced, and at the end a single sentence is left in its place.
+# ## Three places
+#
+# The same program may run in three places, and each needs its own display:
+#
+# | place | display |
+# |---|---|
+# | terminal | a bar that is drawn over itself |
+# | notebook | one line of plain text that is replaced, at the end by a summary |
+# | log file | one line for each evaluation, since nothing can be drawn over |
+#
+# The notebook gets plain text and not a widget, because a widget is gone when the notebook is stored
+# and opened elsewhere. This function tells a notebook from the rest:
 
 # %%
 #| export
@@ -61,19 +85,19 @@ def in_notebook() -> bool:
 print("in a notebook:", in_notebook())
 
 # %% [markdown]
-# ## From numbers to text
+# ## The numbers
 #
-# What is there to show? A few numbers. A run that was resumed at step 900,000 has not done those steps
-# now, so its speed counts from `start`.
+# All three displays show the same few numbers. A run that was resumed at step 900,000 did not take
+# those steps now, so its speed counts from `start`.
 
 # %%
 #| export
 @dataclass
 class Tally:
-    """How far a run is: the numbers that every display makes its text of."""
+    """How far a run is: the numbers that every display shows."""
 
     label: str
-    start: int  # the step at which the counting began
+    start: int  # the step at which this process began
     total: int
     step: int = 0
     seconds: float = 0.0  # since `start`
@@ -84,9 +108,8 @@ class Tally:
         return (self.step - self.start) / self.seconds
 
 # %% [markdown]
-# Three texts are made of them: the bar of a notebook, the line of a log file, and the sentence that
-# stays at the end. They are functions of a tally alone, so that we can check them without a run. The
-# bar itself is drawn by `tqdm`.
+# From these numbers come three texts: the bar of a notebook, the line of a log file, and the summary at
+# the end. `tqdm` draws the bar.
 
 # %%
 #| export
@@ -120,7 +143,7 @@ def closing_text(tally: Tally) -> str:
 
 # %% [markdown]
 # By hand: 250 of 1,000 steps in 2 seconds is 25 %, at 125 steps a second, with 6 seconds to go. If the
-# run was resumed at step 200, only 50 of those steps were done now: 25 a second, and 30 seconds to go.
+# run was resumed at step 200, only 50 of those steps were taken now: 25 a second, and 30 seconds to go.
 
 # %%
 fresh = Tally("demo", start=0, total=1000, step=250, seconds=2.0, notes={"loss": "0.5"})
@@ -133,16 +156,15 @@ assert "00:02<00:30, 25.00step/s" in bar_text(resumed)
 assert closing_text(resumed) == "demo: 50 steps in 2.0 s (25 steps/s), evaluation 9.0"
 
 # %% [markdown]
-# ## Three places
+# ## The displays
 #
-# A display has four verbs, and each place needs only some of them. So the plainest display does nothing
-# at all, which is also what a run needs that nobody watches; the three others say only where they
-# differ. In a terminal `tqdm` keeps time and draws by itself:
+# The base class shows nothing. A run with `progress=False` uses it as it is. Each of the three others
+# fills in only what it shows. In a terminal, `tqdm` keeps the time and draws by itself:
 
 # %%
 #| export
 class Display:
-    """Shows nothing: the places below fill in what they show."""
+    """Shows nothing: its subclasses fill in what they show."""
 
     def start_at(self, step: int) -> None:
         """Count from a step on."""
@@ -157,11 +179,11 @@ class Display:
         """Say what the run waits for."""
 
     def close(self, tally: Tally) -> None:
-        """Leave what shall stay."""
+        """Show the end of the run."""
 
 
 class TerminalBar(Display):
-    """A bar that redraws itself."""
+    """A bar that is drawn over itself."""
 
     def __init__(self, tally: Tally) -> None:
         self.bar = tqdm(total=tally.total, initial=tally.start, desc=tally.label, unit="step")
@@ -181,13 +203,12 @@ class TerminalBar(Display):
         self.bar.close()
 
 # %% [markdown]
-# In a notebook a line of text is replaced by the next, and in a log file nothing can be replaced, so
-# there is a line for each evaluation and no more:
+# The other two, and the function that chooses among the three:
 
 # %%
 #| export
 class NotebookLine(Display):
-    """One line of plain text that is replaced, in the end by a sentence."""
+    """One line of plain text that is replaced, at the end by a summary."""
 
     def __init__(self, tally: Tally) -> None:
         from IPython.display import display
@@ -225,8 +246,8 @@ def find_display(tally: Tally) -> Display:
     return TerminalBar(tally) if sys.stderr.isatty() else LogLines()
 
 # %% [markdown]
-# `Progress` is what a run holds. It keeps the tally and the clock, and speaks up ten times a second at
-# most: more often nobody could read it.
+# [The run](run.ipynb) only deals with `Progress`. It keeps the numbers and the clock, and updates the
+# display at most ten times a second.
 
 # %%
 #| export
@@ -239,7 +260,7 @@ class Progress:
         self.display = find_display(self.tally) if enabled else Display()
 
     def start_at(self, step: int) -> None:
-        """Count from a step on, as a resumed run does: what came before was not done now."""
+        """Count from a step on, as a resumed run does: the steps before it were not taken now."""
         self.tally.start, self.began = step, time.perf_counter()
         self.display.start_at(step)
 
@@ -268,27 +289,14 @@ class Progress:
         self.display.announce(self.tally, text)
 
     def close(self, step: int) -> None:
-        """Leave one plain line where the bar was."""
+        """Leave one plain line in place of the bar."""
         self.display.close(self.count(step))
 
 # %% [markdown]
-# This is how it looks in a notebook. While the cell runs you see the bar; what stays is the
-# sentence:
+# You have seen the notebook's line at the top of the chapter. Now run a program whose output goes to a
+# pipe, as it would go to a log file. It prints one line per evaluation:
 
 # %%
-progress = Progress("demo", start=0, total=50, enabled=True)
-for step in range(1, 51):
-    time.sleep(0.01)
-    progress.step(step, {"loss": 1 / step})
-progress.close(50)
-
-# %% [markdown]
-# Where output is not a terminal, there is a line per evaluation. Here a program runs in a child
-# process whose output is a pipe, as in a log file:
-
-# %%
-import subprocess
-
 program = """
 import numpy as np
 from rlbook.envs import Evaluation
@@ -306,17 +314,15 @@ print(*shown, sep="\n")
 assert shown[0].startswith("demo: step 1,000 of 2,000, evaluation 10.0 ± 1.0")
 
 # %% [markdown]
-# ## Being stopped
+# ## Stopping
 #
-# Ctrl-C sends the signal SIGINT; a scheduler that wants its machine back sends SIGTERM. By default
-# the first raises an exception wherever the program happens to be, perhaps between the two halves
-# of an update, and the second ends the process on the spot. Neither is a good moment to write a
-# checkpoint.
+# Ctrl-C sends the signal SIGINT. A job scheduler that wants its machine back sends SIGTERM. By default,
+# SIGINT raises an exception wherever the program happens to be, perhaps in the middle of an update, and
+# SIGTERM ends the process at once. In neither case is there a consistent state to save.
 #
-# So the loop only *notes* the signal, finishes the step that it is in, writes its checkpoint and
-# then stops. Whoever presses Ctrl-C twice is in a hurry and is obeyed at once. SIGKILL cannot be
-# noted by anybody: what happens then is the subject of [Checkpoints](checkpoint.ipynb) and of
-# [The run](run.ipynb).
+# So the training loop only takes note of the signal. It finishes its step, writes a checkpoint and then
+# stops. If you press Ctrl-C twice, it stops at once. No program can catch SIGKILL:
+# [Checkpoints](checkpoint.ipynb) and [The run](run.ipynb) show what survives it.
 
 # %%
 #| export
@@ -329,7 +335,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class RunFailed(RuntimeError):
-    """A run cannot go on, and says why and from where it can be resumed."""
+    """A run cannot go on; the message says why, and from where it can be resumed."""
 
 
 @contextmanager
@@ -353,64 +359,21 @@ def catch_signals() -> Iterator[list[int]]:
             signal.signal(number, old)
 
 # %% [markdown]
-# A signal that arrives inside is noted; the code after it still runs. By hand: the process sends
-# itself SIGTERM, number 15, in the second of three rounds.
+# By hand: the process sends itself SIGTERM, which has the number 15, in the second of three steps. The
+# second step is finished, the third never starts. After the block, SIGTERM does again what it did before.
 
 # %%
-rounds = []
+before, finished_steps = signal.getsignal(signal.SIGTERM), []
 with catch_signals() as caught:
-    for number in range(3):
-        rounds.append(number)
-        if number == 1:
+    for step in (1, 2, 3):
+        if step == 2:
             signal.raise_signal(signal.SIGTERM)
+        finished_steps.append(step)
         if caught:
             break
-print("rounds finished:", rounds, " signals caught:", caught)
-assert rounds == [0, 1] and caught == [15]
-
-# %% [markdown]
-# And afterwards the signals mean again what they meant before:
-
-# %%
-before = signal.getsignal(signal.SIGTERM)
-with catch_signals():
-    assert signal.getsignal(signal.SIGTERM) is not before
+print("steps finished:", finished_steps, " signals caught:", caught)
+assert finished_steps == [1, 2] and caught == [15]
 assert signal.getsignal(signal.SIGTERM) is before
-
-# %% [markdown]
-# How long does one wait? As long as one turn of the loop takes, since the note is read at its top.
-# The figure shows the delay between a signal and the end of the block, for turns of 1 to 20
-# milliseconds, with the signal at a random moment of the turn: on average half a turn.
-
-# %% tags=["hide-input"]
-import numpy as np
-from matplotlib import pyplot as plt
-
-from rlbook.figures import COLORS, use_style
-
-use_style()
-dice = np.random.default_rng(0)
-
-
-def delay(turn: float) -> float:
-    """Seconds from a signal at a random moment of a turn to the end of the block."""
-    with catch_signals() as caught:
-        timer = threading.Timer(turn * dice.uniform(1, 2), signal.raise_signal, [signal.SIGTERM])
-        sent = time.perf_counter() + timer.interval
-        timer.start()
-        while not caught:
-            time.sleep(turn)
-    return time.perf_counter() - sent
-
-
-turns = np.array([1, 2, 5, 10, 20])
-delays = np.array([[1000 * delay(turn / 1000) for turn in turns] for _ in range(20)])
-figure, ax = plt.subplots(figsize=(5, 3))
-ax.plot(np.tile(turns, 20), delays.ravel(), ".", color=COLORS["dqn"], alpha=0.5, label="measured")
-ax.plot(turns, turns, "--", color=COLORS["reference"], label="one whole turn")
-ax.set(xlabel="length of a turn [ms]", ylabel="delay until the stop [ms]")
-ax.legend()
-plt.show()
 
 # %% [markdown]
 # ## Exercises
@@ -421,15 +384,15 @@ plt.show()
 # <details>
 # <summary>Solution</summary>
 #
-# An exception from a handler can surface between any two instructions: after the environments have
-# stepped and before the transition is stored, say. The state that would then be saved never exists
-# in a run that is left alone, and resuming would not be exact. A note that is read at one place
-# makes every stop a stop between two steps.
+# A handler can run between any two instructions, for example after the environments have stepped and
+# before the transition is stored. An exception at that point leaves a state that an uninterrupted run
+# never has, and a run resumed from it would not be exact. The list is read in one line of the loop, so
+# every stop is a stop between two steps.
 #
 # ```python
 # with catch_signals() as caught:
 #     signal.raise_signal(signal.SIGINT)
-#     reached = True  # the signal is a note, and the piece of work is finished
+#     reached = True  # the step is finished
 # assert reached and caught == [signal.SIGINT]
 # ```
 #
@@ -442,8 +405,8 @@ plt.show()
 # <details>
 # <summary>Solution</summary>
 #
-# Only in the main thread; elsewhere Python raises a `ValueError`. There `catch_signals` hands out a
-# list that stays empty: the run works, and whoever started the thread decides what Ctrl-C means.
+# Only in the main thread. Elsewhere Python raises a `ValueError`. There `catch_signals` returns a list
+# that stays empty: the run works, and whoever started the thread decides what Ctrl-C does.
 #
 # ```python
 # import threading
@@ -477,13 +440,28 @@ def catch_signals_with_a_bug() -> Iterator[list[int]]:
     signal.signal(signal.SIGINT, old)
 
 
+def restored(manager) -> bool:
+    """Whether Ctrl-C does again what it did before, after a block that raised an exception."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with manager():
+            raise RuntimeError
+    except RuntimeError:
+        pass
+    after = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
+    return after is before
+
+
+print("with the bug:", restored(catch_signals_with_a_bug), " without:", restored(catch_signals))
+
 # %% [markdown]
 # <details>
 # <summary>Solution</summary>
 #
-# If the block raises, the line after `yield` never runs, the handler stays installed and Ctrl-C is
-# noted in a list that nobody reads any more: the notebook cannot be interrupted. `try ... finally`
-# around the `yield` is the repair. The cell below shows both.
+# If the block raises an exception, the line after `yield` never runs. The handler stays installed and
+# appends each Ctrl-C to a list that nobody reads: you cannot interrupt the notebook any more. The repair
+# is `try ... finally` around the `yield`.
 #
 # ```python
 # @contextmanager
@@ -496,73 +474,47 @@ def catch_signals_with_a_bug() -> Iterator[list[int]]:
 #     finally:
 #         signal.signal(signal.SIGINT, old)
 #
-# earlier = signal.getsignal(signal.SIGINT)
-# try:
-#     with catch_signals_with_a_bug():
-#         raise RuntimeError
-# except RuntimeError:
-#     later = signal.getsignal(signal.SIGINT)
-# signal.signal(signal.SIGINT, earlier)  # in case it is not repaired
-# assert later is earlier
+# assert restored(catch_signals_with_a_bug)
 # ```
 #
 # </details>
 
-
-# %%
-def restored(manager) -> bool:
-    """Whether the handler of Ctrl-C is back after a block that raised an exception."""
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        with manager():
-            raise RuntimeError
-    except RuntimeError:
-        pass
-    after = signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, before)
-    return after is before
-
-
-print("with the bug:", restored(catch_signals_with_a_bug), " repaired:", restored(catch_signals))
-assert not restored(catch_signals_with_a_bug) and restored(catch_signals)
-
 # %% [markdown]
-# **Exercise 4.** `Progress.step` looks at the clock in every step. Estimate what that costs in a
-# run of a million steps, then measure it.
+# **Exercise 4.** A run of a million steps is resumed at step 900,000. It takes 1,000 steps in 2 seconds.
+# Which speed and which time to go does the bar show? What would it show if `start` were 0?
 #
 # <details>
 # <summary>Solution</summary>
 #
-# One call of `time.perf_counter` takes well under a microsecond, so a million steps pay less than a
-# second, in a run of many minutes. `%timeit time.perf_counter()` tells.
+# The speed is 500 steps a second, so the remaining 99,000 steps take 198 seconds. With `start=0` the bar
+# would count all 901,000 steps as done in 2 seconds: 450,500 a second, and nothing left to wait for.
 #
 # ```python
-# start = time.perf_counter()
-# for _ in range(100_000):
-#     time.perf_counter()
-# seconds = 10 * (time.perf_counter() - start)
-# print(f"{seconds:.2f} s in a million steps")
-# assert seconds < 10
+# right = Tally("demo", start=900_000, total=1_000_000, step=901_000, seconds=2.0)
+# wrong = Tally("demo", start=0, total=1_000_000, step=901_000, seconds=2.0)
+# assert right.speed() == 500 and wrong.speed() == 450_500
+# assert "<03:18" in bar_text(right) and "<00:00" in bar_text(wrong)
 # ```
 #
 # </details>
 
 # %% [markdown]
-# ## Using it
+# ## Use it
 #
 # ```python
 # from rlbook.progress import catch_signals
 #
 # with catch_signals() as caught:
 #     while work_is_left() and not caught:
-#         do_a_piece()
+#         do_a_step()
 # ```
 #
 # In the shell, press Ctrl-C once during `rlbook train`: it writes a checkpoint and prints the
-# command that goes on from there.
+# command that continues the run.
 #
 # ## References
 #
 # - C. da Costa-Luis (2019). *tqdm: A Fast, Extensible Progress Meter for Python and CLI*. JOSS
 #   4(37).
-# - The Python documentation of `signal`, on which thread runs a handler and when.
+# - The Python documentation of [signal](https://docs.python.org/3/library/signal.html), on which thread
+#   runs a handler and when.

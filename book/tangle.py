@@ -14,15 +14,14 @@
 # %% [markdown]
 # # From chapter to library
 #
-# Every line of `rlbook` is taught in a chapter, this one included. In this appendix you build the
-# tool that makes it so: it reads a chapter, takes the cells that belong to the library, and writes
-# them as a module that you can import, with a note above each piece that says where it is taught.
-# It also runs a chapter from top to bottom and keeps what the cells showed. At the end you point it
-# at this very chapter, and it writes itself.
+# Every line of `rlbook` is written in a chapter of this book, this one included. In this chapter you build
+# the tool that makes that possible. It takes the marked cells of a chapter and writes them as a module that
+# you can import. It also runs a chapter from top to bottom and stores its outputs in a notebook. At the end
+# you apply it to this very chapter, and it writes itself.
 #
-# You need Python and nothing else: no reinforcement learning happens here.
+# You need Python and nothing else: there is no reinforcement learning here.
 
-# %%
+# %% tags=["hide-input"]
 #| export
 import argparse
 import ast
@@ -45,6 +44,7 @@ import jupytext
 import matplotlib.pyplot as plt
 import nbformat
 
+import rlbook.tangle as finished  # the module that this chapter exports
 from rlbook.figures import PALETTE, use_style
 
 use_style()
@@ -82,13 +82,15 @@ def draw_paths() -> None:
 draw_paths()
 
 # %% [markdown]
-# One file is edited, two are made from it, and both are committed: the module, so that
-# `pip install` needs no notebook tools, and the notebook, so that you can read it where it lies.
+# You edit one file, the chapter. Two files are made from it, and both are stored in the repository: the
+# module, so that `pip install` needs no notebook tools, and the notebook, so that you can read it on any
+# code host.
 #
-# ## The problem
+# ## A chapter exported
 #
-# A chapter is a Python file in the percent format: a line `# %%` starts a cell, and
-# `# %% [markdown]` starts a cell of text. Here is a whole chapter of three cells.
+# A chapter is a Python file in the percent format: a line `# %%` starts a cell of code, and
+# `# %% [markdown]` starts a cell of text. A cell whose first line is `#| export` belongs to the library.
+# Here is a whole book of one chapter with three cells, and the module that comes out of it:
 
 # %%
 tiny_chapter = '''\
@@ -106,33 +108,26 @@ def halve(x: float) -> float:
 # %%
 print("halve(5) is", halve(5))
 '''
+folder = tempfile.TemporaryDirectory()
+tiny_book = Path(folder.name)
+(tiny_book / "book").mkdir()
+(tiny_book / "rlbook").mkdir()
+(tiny_book / "_toc.yml").write_text("format: jb-book\nroot: book/tiny\n")
+tiny = tiny_book / "book" / "tiny.py"
+tiny.write_text(tiny_chapter)
+
+finished.tangle(tiny_book)
+print((tiny_book / "rlbook" / "tiny.py").read_text())
 
 # %% [markdown]
-# Why not import it as it is? Because a chapter does more than define: importing it runs its
-# demonstrations too, for DQN a minute of training.
-
-# %%
-exec(compile(tiny_chapter, "tiny.py", "exec"), {})
-
-# %% [markdown]
-# And why not take a tool that exists? nbdev has the right idea: a first line `#| export` marks a
-# cell for the library, visible to every reader. We take that convention. But nbdev reads `.ipynb`
-# files alone, and we edit text, where a change of one line is a difference of one line.
-#
-# jupytext reads such text as a notebook, and it leaves one trap for us. It has to guess which
-# comments are shell commands in disguise, and a comment in plain English can look like one:
-
-# %%
-innocent = "# %%\n# copy the weights to the target network\nx = 1\n"
-print("by default:  ", repr(jupytext.reads(innocent, fmt="py:percent").cells[0].source))
-
-# %% [markdown]
-# The comment has become a line of code that is not Python. Keep that in mind for the reader below.
+# Why not import the chapter itself? Because that would run its demonstrations too: for DQN, a minute of
+# training. The line `#| export` is a convention of nbdev, a tool with the same purpose. But nbdev reads
+# `.ipynb` files, and we want to edit plain text, where a change of one line is a diff of one line.
 #
 # ## The order of the book
 #
-# `_toc.yml` at the root of the repository lists the chapters, for the site and for everything else.
-# No other list exists, so none can disagree with it. First find the root, from any folder inside:
+# `_toc.yml` at the root of the repository lists the chapters. There is no other list, so none can
+# disagree with it. First find the root, from any folder inside it:
 
 # %%
 #| export
@@ -146,15 +141,14 @@ def find_root(start: Path | None = None) -> Path:
         "This is not a checkout of the book: no folder from here upwards has _toc.yml and book/."
     )
 
-
 # %% [markdown]
-# The table of contents is a tree: a root, parts with chapters, perhaps chapters with sections. The
-# order of the book is the order in which a walk through the tree meets the names.
+# The table of contents is a tree: a root, parts with chapters, perhaps chapters with sections. The order
+# of the book is the order in which the names appear in it.
 
 # %%
 #| export
 def toc_files(node: Any) -> Iterator[str]:
-    """Yield what a table of contents calls `root` or `file`, from top to bottom."""
+    """Yield the `root` and each `file` of a table of contents, from top to bottom."""
     children = node.items() if isinstance(node, dict) else enumerate(node)
     for key, value in children:
         if key in ("root", "file"):
@@ -167,7 +161,6 @@ def read_toc(root: Path) -> list[str]:
     """List the names of all chapters in the order of `_toc.yml`."""
     toc = yaml.safe_load((root / "_toc.yml").read_text(encoding="utf-8"))
     return [file.removeprefix("book/") for file in toc_files(toc)]
-
 
 # %% [markdown]
 # By hand: a book with a root and one part of two chapters has three names.
@@ -183,14 +176,21 @@ parts:
       - file: book/large
 """
 assert list(toc_files(yaml.safe_load(tiny_toc))) == ["book/index", "book/tiny", "book/large"]
-print(read_toc(find_root()))
+assert read_toc(find_root())[0] == "index"
 
 # %% [markdown]
 # ## Reading a chapter
 #
-# jupytext does the parsing. The option `comment_magics` closes the trap from above: comments stay
-# comments. jupytext belongs to the extra `book`, since only authors need it, so it is imported
-# where it is used.
+# The library jupytext reads the percent format, but it has a trap. It guesses which comments are shell
+# commands in disguise, and an English comment can look like one:
+
+# %%
+innocent = "# %%\n# copy the weights to the target network\nx = 1\n"
+print(repr(jupytext.reads(innocent, fmt="py:percent").cells[0].source))
+
+# %% [markdown]
+# The comment has become a line of code that is not Python. The option `comment_magics` turns this off.
+# Only authors need jupytext, so it is imported where it is used.
 
 # %%
 #| export
@@ -208,12 +208,11 @@ def read_notebook(chapter_path: Path) -> Any:
     notebook.metadata["jupytext"] = {"formats": "ipynb,py:percent"}
     return notebook
 
-
 # %% [markdown]
-# From the notebook we need the exported cells. With each go the nearest heading above it, to say
-# where the code is taught, and the line where it starts, to say where a mistake is. jupytext does
-# not tell lines, but the source of a code cell stands in the file as it is, so we look it up. A
-# line `# like this` inside a fenced block of a text cell is code, not a heading: fences go first.
+# From the notebook we take the exported cells. Each keeps the heading above it, which goes into the module
+# to say where the code is explained, and its line number, which goes into error messages. jupytext does
+# not give line numbers, so we search the text for the cell. A line `# like this` inside a fenced block of a
+# text cell is code and no heading, so fenced blocks are removed first.
 
 # %%
 #| export
@@ -242,20 +241,10 @@ def exported_cells(chapter_path: Path) -> list[ExportedCell]:
         position += len(cell.source)
     return cells
 
-
 # %% [markdown]
-# Write the tiny book to disk and count: in `tiny_chapter` the function starts on line 6, under the
-# heading *Halving*.
+# By hand: in `tiny_chapter` the function starts on line 6, under the heading *Halving*.
 
 # %%
-folder = tempfile.TemporaryDirectory()
-tiny_book = Path(folder.name)
-(tiny_book / "book").mkdir()
-(tiny_book / "rlbook").mkdir()
-(tiny_book / "_toc.yml").write_text("format: jb-book\nroot: book/tiny\n")
-tiny = tiny_book / "book" / "tiny.py"
-tiny.write_text(tiny_chapter)
-
 (cell,) = exported_cells(tiny)
 assert (cell.heading, cell.line) == ("Halving", 6)
 assert cell.code.startswith("def halve") and cell.code.endswith("return x / 2")
@@ -263,10 +252,9 @@ assert cell.code.startswith("def halve") and cell.code.endswith("return x / 2")
 # %% [markdown]
 # ## What may not be exported
 #
-# Some code runs in a cell but not in a module: a magic such as `%timeit`, or a `return` outside a
-# function. A relative import would work in the module and fail in the chapter. And
-# `from __future__` may only stand at the very top of a file, where no cell is. Each is refused with
-# the chapter, the heading and the line, so that you find it at once.
+# Some code works in a cell but not in a module: a magic such as `%timeit`, or a `return` outside a
+# function. A relative import works in the module but not in the chapter. And `from __future__` is only
+# allowed at the top of a file. Each of these is an error that names the chapter, the heading and the line.
 
 # %%
 #| export
@@ -293,7 +281,6 @@ def parse_cell(cell: ExportedCell, chapter: str) -> ast.Module:
             raise mistake(node.lineno, "`from __future__` cannot be exported, quote the type")
     return tree
 
-
 # %%
 for bad_line in ["%timeit halve(3)", "return 3", "x = = 3", "from .replay import ReplayBuffer"]:
     try:
@@ -305,9 +292,9 @@ for bad_line in ["%timeit halve(3)", "return 3", "x = = 3", "from .replay import
 # %% [markdown]
 # ## Public names
 #
-# `__all__` is the list of what a module offers: every function, class and constant that it defines
-# at its top level, unless the name starts with an underscore. What it merely imports is not its
-# own. The order is that of most linters: constants, classes, functions.
+# `__all__` lists what a module offers: every function, class and constant that it defines at its top
+# level, unless the name starts with an underscore. Imported names do not count. The order is the usual
+# one: constants, classes, functions.
 
 # %%
 #| export
@@ -335,7 +322,6 @@ def all_list(names: set[str]) -> str:
         return line
     return "\n".join(["__all__ = [", *(f"    {name}," for name in quoted), "]"])
 
-
 # %%
 names = defined_names(ast.parse("import os\nGAMMA = 0.99\n_x, y = 1, 2\nclass Ring: size = 3"))
 assert names == {"GAMMA", "Ring", "y"}
@@ -344,11 +330,10 @@ assert all_list(names) == '__all__ = ["GAMMA", "Ring", "y"]'
 # %% [markdown]
 # ## The module
 #
-# Now put it together: one line that says where the module comes from, `__all__`, and the cells. A
-# provenance comment names the chapter and the heading whenever the heading changes. It starts with `# %%`, so
-# that editors show the sections, and it holds no number, so that a new cell above changes nothing
-# below. The blank lines are those of a code formatter. A name that two cells define is refused: you
-# would read one of them in the chapter and run the other.
+# Now put it together: one line that says where the module comes from, `__all__`, and the cells. Whenever
+# the heading changes, a comment names the chapter and the new heading. The comment starts with `# %%`, so
+# that editors show the sections. The blank lines are those of a code formatter. A name that two cells
+# define is an error: you would read one definition in the chapter and run the other.
 
 # %%
 #| export
@@ -375,7 +360,6 @@ def module_source(chapter_path: Path) -> str | None:
     header = f'"""Made from {chapter}: edit the chapter, then run `rlbook tangle`."""'
     return f"{header}\n\n{all_list(names)}\n{text}"
 
-
 # %% [markdown]
 # By hand, the module of the tiny chapter is this, to the last character:
 
@@ -397,9 +381,9 @@ assert module_source(tiny) == expected
 # %% [markdown]
 # ## The library
 #
-# The library is all modules together, and `chapters.txt`, their names in the order of the book:
-# installed without the book, `rlbook` still knows which algorithm comes first. A mistake in one
-# chapter does not keep the others from being written, and all mistakes are told at once.
+# The library consists of all modules and of `chapters.txt`, which holds their names in the order of the
+# book: an installed `rlbook` has no `_toc.yml`. A mistake in one chapter does not stop the others from
+# being written, and all mistakes are reported together.
 
 # %%
 #| export
@@ -419,10 +403,9 @@ def library_files(root: Path) -> tuple[dict[str, str], list[str]]:
     files["rlbook/chapters.txt"] = "".join(f"{name}\n" for name in names)
     return files, mistakes
 
-
 # %% [markdown]
-# Chapters, modules and `_toc.yml` must match both ways. Two files are no chapter and no module:
-# the settings of the site, and `__init__.py`.
+# Every chapter must be in `_toc.yml` and every module must come from a chapter. Two files are neither:
+# `conf.py`, the settings of the site, and `__init__.py`.
 
 # %%
 #| export
@@ -442,7 +425,7 @@ def misfits(root: Path, exported: Collection[str]) -> list[str]:
 # %%
 #| export
 def tangle(root: Path, check: bool = False) -> bool:
-    """Write all modules, or with `check` show what would change; return whether all agrees."""
+    """Write all modules, or with `check` show what would change; return whether all agree."""
     files, mistakes = library_files(root)
     changed = False
     for name, new in files.items():
@@ -465,9 +448,8 @@ def tangle(root: Path, check: bool = False) -> bool:
         print(line)
     return agree
 
-
 # %% [markdown]
-# Write the tiny library; then change the chapter, and see the check object.
+# Write the tiny library. Then change the chapter, and let `check` show the difference.
 
 # %%
 assert tangle(tiny_book)
@@ -477,10 +459,10 @@ assert not tangle(tiny_book, check=True)
 # %% [markdown]
 # ## The notebook
 #
-# The other half of a chapter is its notebook: the same cells, with outputs. Every cell of a
-# notebook has an id, and tools draw ids at random, so that making a notebook anew changes every
-# cell. Ours are made of the source. A cell that did not change keeps its id, wherever it moves, and
-# by the id we find the output that it had.
+# The notebook has the same cells as the chapter, and their outputs. Every cell of a notebook has an id.
+# Other tools choose ids at random, so that each new notebook differs from the old one in every cell. We
+# compute the id from the source. A cell that did not change keeps its id, wherever it moves, and we use the
+# id to find its old output.
 
 # %%
 #| export
@@ -510,23 +492,22 @@ def write_notebook(notebook: Any, chapter_path: Path) -> None:
     text = nbformat.writes(notebook) + "\n"
     chapter_path.with_suffix(".ipynb").write_text(text, encoding="utf-8")
 
-
 # %% [markdown]
 # ## Running a chapter
 #
-# To run a chapter is to start a Python process, a kernel, send it one cell after the other and
-# collect what comes back. nbclient does that. Four things are left to us:
+# To run a chapter, we start a Python process, send it one cell after the other and collect the outputs.
+# The library nbclient does that. Four details are left to us:
 #
-# - Jupyter would look up the kernel `python3` in a list of the machine, which may be another Python
-#   without `rlbook`. With no folder to look in, it takes the interpreter that runs this line.
-# - A variable `MPLBACKEND` in your shell would swallow the figures. The kernel does not get it.
-# - What a cell says on stderr, warnings mostly, goes to the author and not to the reader.
-# - Times and versions stay out, so that running twice writes the same file twice.
+# - Jupyter may know several Pythons under the name `python3`, some without `rlbook`. We want the one that
+#   runs this code. An empty list of kernel folders gives exactly that.
+# - A variable `MPLBACKEND` in your shell would hide the figures. So the process does not get it.
+# - What a cell prints on stderr, mostly warnings, is shown to the author and not stored.
+# - Times and versions are not stored either, so that two runs write the same file.
 
 # %%
 #| export
 def run_chapter(chapter_path: Path) -> str:
-    """Run a chapter from top to bottom, write its notebook, and return what it said on stderr."""
+    """Run a chapter from top to bottom, write its notebook, and return its stderr."""
     from jupyter_client.kernelspec import KernelSpecManager
     from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient
@@ -560,14 +541,12 @@ def run_chapter(chapter_path: Path) -> str:
     write_notebook(notebook, chapter_path)
     return said
 
-
 # %% [markdown]
-# Run the tiny chapter. Its last cell prints a line, and after a second run the notebook has the
-# same bytes.
+# Run the tiny chapter. Its last cell prints a line. After a second run the notebook has the same bytes.
 
 # %%
 def outputs(chapter_path: Path) -> list[str]:
-    """List what the cells of a chapter printed, as its notebook tells it."""
+    """List what the cells of a chapter printed, as stored in its notebook."""
     cells = nbformat.read(chapter_path.with_suffix(".ipynb"), as_version=4).cells
     return [output.text for cell in cells for output in cell.get("outputs", [])]
 
@@ -581,8 +560,8 @@ run_chapter(tiny)
 assert tiny.with_suffix(".ipynb").read_bytes() == first
 
 # %% [markdown]
-# Now edit the text of the chapter, not its code, and pair the two again without running anything:
-# the output is still there. Edit the code, and the output that no longer belongs to it is gone.
+# Now edit only the text of the chapter, and write the notebook without running anything: the output is
+# still there. Edit the code, and the output, which belongs to the old code, is gone.
 
 # %%
 tiny.write_text(tiny_chapter.replace("## Halving", "## Half of everything"))
@@ -596,8 +575,8 @@ assert outputs(tiny) == []
 # %% [markdown]
 # ## The command
 #
-# What is left is a command with four verbs: `export` (also meant when you give none), `run`, `sync`
-# for pairing without running, and `list` for the notebooks in the order of the book.
+# The command has four verbs: `export` (the default), `run`, `sync`, which writes notebooks without running
+# them, and `list`, which prints the notebooks in the order of the book.
 
 # %%
 #| export
@@ -647,10 +626,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     return 0
 
-
 # %% [markdown]
-# A cell in a notebook is called `__main__` too, so the usual last lines of a command would run
-# here as well. But a cell has no file:
+# The usual last lines of a command would also run here, because a notebook is called `__main__` too. But
+# a notebook has no `__file__`:
 
 # %%
 #| export
@@ -660,8 +638,8 @@ if __name__ == "__main__" and "__file__" in globals():
 # %% [markdown]
 # ## It writes itself
 #
-# The last test: the functions that you have defined in this notebook make, from this chapter, the
-# module `rlbook/tangle.py`, character by character as it is stored.
+# The last test: the functions that you have defined in this notebook read this chapter and write the
+# module `rlbook/tangle.py`, the same to the last character.
 
 # %%
 root = find_root()
@@ -670,33 +648,13 @@ assert made == (root / "rlbook" / "tangle.py").read_text(encoding="utf-8")
 print(made[: made.index("# %%")])
 
 # %% [markdown]
-# How much of each chapter is library, and how much is the way there?
-
-# %%
-chapters = [name for name in read_toc(root) if (root / "book" / f"{name}.py").is_file()]
-totals, exported = [], []
-for name in chapters:
-    path = root / "book" / f"{name}.py"
-    totals.append(len(path.read_text(encoding="utf-8").splitlines()))
-    exported.append(sum(len(cell.code.splitlines()) for cell in exported_cells(path)))
-
-_, ax = plt.subplots(figsize=(7, 0.6 + 0.28 * len(chapters)))
-ax.barh(chapters, totals, color=PALETTE[0], alpha=0.25, label="the whole chapter")
-ax.barh(chapters, exported, color=PALETTE[0], label="exported to the library")
-ax.invert_yaxis()
-ax.grid(axis="y", visible=False)
-ax.set_xlabel("lines in book/NAME.py")
-ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
-plt.show()
-
-# %% [markdown]
-# ## What it does not do
+# ## Honest edges
 #
 # - One chapter makes one module. A chapter cannot add to the module of another.
-# - It does not look for names that an exported cell uses and no exported cell defines. The linter
-#   and the types, which run over the modules, do.
-# - It does not write from the module back into the chapter. An edit in `rlbook/` is reported by
-#   `--check` and lost by the next export: the first line of each module says so.
+# - If an exported cell uses a name that no exported cell defines, this tool does not notice. The linter and
+#   the type checker, which run over the modules, do.
+# - It does not copy changes from the module back into the chapter. `--check` reports an edit in `rlbook/`,
+#   and the next export overwrites it. The first line of each module says so.
 #
 # ## Exercises
 #
@@ -711,7 +669,7 @@ def shorter_names(tree: ast.Module) -> set[str]:
 
 
 assert shorter_names(ast.parse("def halve(x): return x / 2")) == {"halve"}
-print(sorted(shorter_names(ast.parse("class Ring:\n    def add(self, row): ..."))))
+print(sorted(shorter_names(ast.parse("class Ring:\n    def add(self, transition): ..."))))
 
 # %% [markdown]
 # <details>
@@ -720,7 +678,7 @@ print(sorted(shorter_names(ast.parse("class Ring:\n    def add(self, row): ...")
 # `ast.walk` goes down into classes and functions, so the method `add` becomes a name of the module.
 # Nothing fails until somebody writes `from rlbook.replay import *`: then Python looks for
 # `rlbook.replay.add` and raises an `AttributeError`. Only the statements in `tree.body` are at the
-# top level. (It also leaves out constants, and gives names with an underscore away.)
+# top level. (It also leaves out constants, and includes names that start with an underscore.)
 #
 # ```python
 # def shorter_names(tree: ast.Module) -> set[str]:
@@ -728,19 +686,19 @@ print(sorted(shorter_names(ast.parse("class Ring:\n    def add(self, row): ...")
 #     kinds = ast.FunctionDef | ast.ClassDef
 #     return {node.name for node in tree.body if isinstance(node, kinds)}
 #
-# assert shorter_names(ast.parse("class Ring:\n    def add(self, row): ...")) == {"Ring"}
+# assert shorter_names(ast.parse("class Ring:\n    def add(self, transition): ...")) == {"Ring"}
 # ```
 #
 # </details>
 #
-# **2.** The id of a cell could be its position: `cell-1`, `cell-2`, and so on. That is stable as
-# well when a notebook is made anew. What goes wrong when you add a cell at the top and call `sync`?
+# **2.** The id of a cell could be its position: `cell-1`, `cell-2`, and so on. Such ids do not change
+# either when the notebook is written again. What goes wrong when you add a cell at the top and call `sync`?
 #
 # <details>
 # <summary>Solution</summary>
 #
-# Every cell below moves down by one, and so finds the output of its upper neighbour under its id.
-# The notebook then shows outputs that its cells never made, which is worse than none.
+# Every cell below moves down by one, and under its new id it finds the output of the cell above it. The
+# notebook then shows outputs that its cells never made, which is worse than none.
 #
 # ```python
 # stored = {"cell-1": "output of a", "cell-2": "output of b"}
@@ -770,13 +728,13 @@ print(sorted(shorter_names(ast.parse("class Ring:\n    def add(self, row): ...")
 #
 # </details>
 #
-# **4.** An exported cell runs when the module is imported, so it should only define. Write a check
+# **4.** An exported cell runs when the module is imported, so it should only define things. Write a check
 # that finds a cell which does more, such as one that prints.
 #
 # <details>
 # <summary>Solution</summary>
 #
-# A statement that is an expression, and not just a text, does something or is useless.
+# A statement that is an expression, and not just a string, does something or is useless.
 #
 # ```python
 # def effects(cell: ExportedCell) -> list[str]:
@@ -805,8 +763,8 @@ print(sorted(shorter_names(ast.parse("class Ring:\n    def add(self, row): ...")
 # ```bash
 # rlbook tangle                          # write the library from the chapters
 # rlbook tangle --check                  # show what differs, exit code 1 if anything does
-# python -m rlbook.tangle run tangle     # run this chapter, keep its outputs
-# python -m rlbook.tangle sync           # pair all notebooks with their chapters, run nothing
+# python -m rlbook.tangle run tangle     # run this chapter and store its outputs
+# python -m rlbook.tangle sync           # write all notebooks, run nothing
 # ```
 #
 # ## References

@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-# %% book/checkpoint.py · A checksum at the end
+# %% book/checkpoint.py · A checksum
 TRAILER = b"rlbook-sha256:"  # the file ends with this and 64 hexadecimal digits
 TRAILER_SIZE = len(TRAILER) + 64
 
@@ -40,7 +40,7 @@ class CheckpointError(ValueError):
 
 
 class UnreadableError(CheckpointError):
-    """A checkpoint that may be sound, but cannot be read here and now."""
+    """A checkpoint that may be sound, but cannot be read on this machine now."""
 
 
 class HashingWriter(io.BufferedWriter):
@@ -84,7 +84,7 @@ def sync_directory(directory: Path) -> None:
 def reason(error: BaseException) -> str:
     """Say in a few words what went wrong with a file."""
     while not isinstance(error, OSError) and error.__context__:
-        error = error.__context__  # torch hides the error of the file behind one of its own
+        error = error.__context__  # torch raises an error of its own over that of the file
     words = error.strerror if isinstance(error, OSError) else str(error).partition("\n")[0]
     return words or type(error).__name__
 
@@ -118,9 +118,9 @@ def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
         sync_directory(path.parent)
 
 
-# %% book/checkpoint.py · Trust nothing
+# %% book/checkpoint.py · Files from strangers
 def verify_checksum(path: Path) -> None:
-    """Raise unless the file ends with the SHA-256 of all that stands before."""
+    """Raise unless the file ends with the SHA-256 of everything before it."""
     digest, remaining = hashlib.sha256(), max(0, path.stat().st_size - TRAILER_SIZE)
     with open(path, "rb") as file:
         while piece := file.read(min(remaining, 1 << 20)):
@@ -147,7 +147,7 @@ def read_checkpoint(path: Path, device: str = "cpu") -> dict[str, Any]:
         ) from error
     except (OSError, MemoryError) as error:  # the file is not to blame
         raise UnreadableError(f"Could not read {path}: {reason(error)}.") from error
-    except Exception as error:  # what torch raises for a file made in bad faith is not documented
+    except Exception as error:  # what torch raises for a forged file is not documented
         if "allocate memory" in str(error):
             raise UnreadableError(f"There is not enough memory here to read {path}.") from error
         raise CheckpointError(f"Could not read {path}: {reason(error)}.") from error
@@ -158,7 +158,7 @@ def read_checkpoint(path: Path, device: str = "cpu") -> dict[str, Any]:
 
 # %% book/checkpoint.py · Keeping the last two
 class CheckpointDirectory:
-    """The checkpoints of one run: the last `keep` stay, and a damaged one is passed over."""
+    """The checkpoints of one run: the last `keep` stay, and a damaged one is skipped."""
 
     def __init__(self, directory: Path, keep: int = 2) -> None:
         self.directory = directory
@@ -169,27 +169,27 @@ class CheckpointDirectory:
         return sorted(self.directory.glob("step_*.pt"))
 
     def save(self, step: int, content: dict[str, Any]) -> Path:
-        """Write the checkpoint of a step, then drop all but it and the `keep` - 1 before it."""
+        """Write the checkpoint of a step, then delete all but it and the `keep` - 1 before it."""
         path = self.directory / f"step_{step:012d}.pt"
         with explain_failure(path):
             self.directory.mkdir(parents=True, exist_ok=True)
-            for leftover in self.directory.glob("*.tmp"):  # of a process killed while writing
+            for leftover in self.directory.glob("*.tmp"):  # left by a process that was killed
                 leftover.unlink(missing_ok=True)
             write_checkpoint(path, content)
-            # A newer file is a damaged one, or this run would have gone on from it.
+            # A newer file must be damaged, or the run would have continued from it.
             kept = [other for other in self.paths() if other <= path][-self.keep :]
             for other in set(self.paths()) - set(kept):
                 other.unlink(missing_ok=True)
         return path
 
     def newest(self, device: str = "cpu") -> tuple[Path, dict[str, Any]] | None:
-        """Read the newest checkpoint that is sound, or return None where there is none at all."""
+        """Read the newest sound checkpoint, or return None if the directory has no checkpoint."""
         paths = self.paths()
         for i, path in reversed(list(enumerate(paths))):
             try:
                 return path, read_checkpoint(path, device)
             except UnreadableError:
-                raise  # to go on from an older one would lose a sound one
+                raise  # continuing from an older one would delete this one, which may be sound
             except CheckpointError as error:
                 if i == 0:
                     raise CheckpointError(

@@ -33,7 +33,7 @@ from tqdm import tqdm
 from rlbook.envs import Evaluation
 
 
-# %% book/progress.py · Where am I?
+# %% book/progress.py · Three places
 def in_notebook() -> bool:
     """Say whether a Jupyter kernel runs this code."""
     ipython = sys.modules.get("IPython")
@@ -41,13 +41,13 @@ def in_notebook() -> bool:
     return shell is not None and hasattr(shell, "kernel")
 
 
-# %% book/progress.py · From numbers to text
+# %% book/progress.py · The numbers
 @dataclass
 class Tally:
-    """How far a run is: the numbers that every display makes its text of."""
+    """How far a run is: the numbers that every display shows."""
 
     label: str
-    start: int  # the step at which the counting began
+    start: int  # the step at which this process began
     total: int
     step: int = 0
     seconds: float = 0.0  # since `start`
@@ -87,9 +87,9 @@ def closing_text(tally: Tally) -> str:
     return f"{tally.label}: {done} ({tally.speed():,.0f} steps/s){result}"
 
 
-# %% book/progress.py · Three places
+# %% book/progress.py · The displays
 class Display:
-    """Shows nothing: the places below fill in what they show."""
+    """Shows nothing: its subclasses fill in what they show."""
 
     def start_at(self, step: int) -> None:
         """Count from a step on."""
@@ -104,11 +104,11 @@ class Display:
         """Say what the run waits for."""
 
     def close(self, tally: Tally) -> None:
-        """Leave what shall stay."""
+        """Show the end of the run."""
 
 
 class TerminalBar(Display):
-    """A bar that redraws itself."""
+    """A bar that is drawn over itself."""
 
     def __init__(self, tally: Tally) -> None:
         self.bar = tqdm(total=tally.total, initial=tally.start, desc=tally.label, unit="step")
@@ -129,7 +129,7 @@ class TerminalBar(Display):
 
 
 class NotebookLine(Display):
-    """One line of plain text that is replaced, in the end by a sentence."""
+    """One line of plain text that is replaced, at the end by a summary."""
 
     def __init__(self, tally: Tally) -> None:
         from IPython.display import display
@@ -176,7 +176,7 @@ class Progress:
         self.display = find_display(self.tally) if enabled else Display()
 
     def start_at(self, step: int) -> None:
-        """Count from a step on, as a resumed run does: what came before was not done now."""
+        """Count from a step on, as a resumed run does: the steps before it were not taken now."""
         self.tally.start, self.began = step, time.perf_counter()
         self.display.start_at(step)
 
@@ -205,11 +205,11 @@ class Progress:
         self.display.announce(self.tally, text)
 
     def close(self, step: int) -> None:
-        """Leave one plain line where the bar was."""
+        """Leave one plain line in place of the bar."""
         self.display.close(self.count(step))
 
 
-# %% book/progress.py · Being stopped
+# %% book/progress.py · Stopping
 class Interrupted(KeyboardInterrupt):
     """A run was stopped by Ctrl-C or SIGTERM after it wrote its checkpoint."""
 
@@ -219,7 +219,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class RunFailed(RuntimeError):
-    """A run cannot go on, and says why and from where it can be resumed."""
+    """A run cannot go on; the message says why, and from where it can be resumed."""
 
 
 @contextmanager

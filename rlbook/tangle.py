@@ -50,7 +50,7 @@ def find_root(start: Path | None = None) -> Path:
 
 
 def toc_files(node: Any) -> Iterator[str]:
-    """Yield what a table of contents calls `root` or `file`, from top to bottom."""
+    """Yield the `root` and each `file` of a table of contents, from top to bottom."""
     children = node.items() if isinstance(node, dict) else enumerate(node)
     for key, value in children:
         if key in ("root", "file"):
@@ -215,7 +215,7 @@ def misfits(root: Path, exported: Collection[str]) -> list[str]:
 
 
 def tangle(root: Path, check: bool = False) -> bool:
-    """Write all modules, or with `check` show what would change; return whether all agrees."""
+    """Write all modules, or with `check` show what would change; return whether all agree."""
     files, mistakes = library_files(root)
     changed = False
     for name, new in files.items():
@@ -269,7 +269,7 @@ def write_notebook(notebook: Any, chapter_path: Path) -> None:
 
 # %% book/tangle.py · Running a chapter
 def run_chapter(chapter_path: Path) -> str:
-    """Run a chapter from top to bottom, write its notebook, and return what it said on stderr."""
+    """Run a chapter from top to bottom, write its notebook, and return its stderr."""
     from jupyter_client.kernelspec import KernelSpecManager
     from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient
