@@ -333,6 +333,8 @@ class DRQN(Agent):
     config: DRQNConfig
     action_space: gym.spaces.Discrete
     replay: RecurrentReplayBuffer
+    q_network: Any  # a module with the methods of `LSTMQNetwork`
+    target_network: Any
 
     def build(self) -> None:
         """Make networks, optimiser and buffer."""
