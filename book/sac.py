@@ -159,7 +159,7 @@ def aim_with_dqn(dimensions: int, seed: int = 0) -> float:
 
 dqn_scores = [aim_with_dqn(dimensions) for dimensions in DIMENSIONS]
 for dimensions, score in zip(DIMENSIONS, dqn_scores, strict=True):
-    print(f"DQN, {dimensions} dimensions, {5**dimensions:5,} actions: {score:.3f}")
+    print(f"DQN, action dimensions: {dimensions}, actions: {5**dimensions:5,}, score: {score:.3f}")
 assert dqn_scores[0] > -0.1 and dqn_scores[-1] < -0.5
 
 # %% [markdown]
@@ -768,7 +768,7 @@ def aim_with_sac(dimensions: int, seed: int = 0) -> float:
 
 sac_scores = [aim_with_sac(dimensions) for dimensions in DIMENSIONS]
 for dimensions, dqn_score, sac_score in zip(DIMENSIONS, dqn_scores, sac_scores, strict=True):
-    print(f"{dimensions} dimensions: DQN {dqn_score:.3f}, SAC {sac_score:.3f}")
+    print(f"action dimensions: {dimensions}, DQN: {dqn_score:.3f}, SAC: {sac_score:.3f}")
 assert sac_scores[-1] > -0.3
 
 # %% [markdown]
