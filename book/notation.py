@@ -42,6 +42,7 @@
 # |---|---|---|
 # | $V$, $V(s)$ | `value` | the discounted return to expect from a state |
 # | $Q$, $Q(s, a)$ | `q` | the same, if the first action is $a$; $Q_i$ is that of critic $i$ |
+# | $A(s, a)$ | `advantage` | the advantage of an action: its Q-value minus the value of the state |
 # | $\theta$ | `q_network`, `actor`, `critics` | the parameters that are trained |
 # | $\theta^-$, $Q^-$ | `target_network`, `next_q_target` | the parameters of the target network, and its values |
 # | $\tau$ | `tau` | the share by which the target network moves at each of its updates |
