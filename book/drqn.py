@@ -632,18 +632,28 @@ class DRQNConfig(DQNConfig):
     """The settings of DRQN: those of DQN, and those of its LSTM and its chunks."""
 
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (64,), description="Units of each layer of the encoder."
+        default=(64,), description="Units of each layer of the encoder."
     )
-    lstm_units: int = Field(64, ge=1, description="Units of the LSTM.")
-    carry_state: bool = Field(True, description="Whether a step starts from the last hidden state.")
-    previous_action: bool = Field(True, description="Whether the action before is an input, too.")
-    chunk_length: int = Field(16, ge=1, description="Steps of a chunk, as far as gradients reach.")
+    lstm_units: int = Field(default=64, ge=1, description="Units of the LSTM.")
+    carry_state: bool = Field(
+        default=True, description="Whether a step starts from the last hidden state."
+    )
+    previous_action: bool = Field(
+        default=True, description="Whether the action before is an input, too."
+    )
+    chunk_length: int = Field(
+        default=16, ge=1, description="Steps of a chunk, as far as gradients reach."
+    )
     start_state: Literal["stored", "zero"] = Field(
-        "stored", description="Hidden state that a chunk starts from."
+        default="stored", description="Hidden state that a chunk starts from."
     )
-    batch_size: int = Field(32, ge=1, description="Chunks of one update.")
-    buffer_size: int = Field(5_000, ge=1, description="Chunks that the replay buffer holds.")
-    reward_scale: float = Field(1.0, gt=0, description="Factor of the rewards in the buffer.")
+    batch_size: int = Field(default=32, ge=1, description="Chunks of one update.")
+    buffer_size: int = Field(
+        default=5_000, ge=1, description="Chunks that the replay buffer holds."
+    )
+    reward_scale: float = Field(
+        default=1.0, gt=0, description="Factor of the rewards in the buffer."
+    )
 
     @model_validator(mode="after")
     def check_returns_fit(self) -> Self:

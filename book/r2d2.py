@@ -684,16 +684,26 @@ assert np.allclose(sequence_priorities(td_error, mask, eta=0.9), [2.9, 1.0])
 class R2D2Config(DRQNConfig):
     """The settings of R2D2: those of DRQN, and those of what it replays."""
 
-    chunk_length: int = Field(40, ge=1, description="Steps of a chunk, burn-in included.")
-    burn_in: int = Field(8, ge=0, description="First steps of a chunk, read but not trained.")
-    overlap: int = Field(8, ge=0, description="Steps that a chunk shares with the one before it.")
-    batch_size: int = Field(16, ge=1, description="Chunks of one update.")
-    n_step: int = Field(5, ge=1, description="Rewards summed before the target bootstraps.")
-    alpha: float = Field(0.6, ge=0, description="Exponent of priorities; 0 samples uniformly.")
-    beta: float = Field(0.4, ge=0, le=1, description="First exponent of importance weights.")
-    beta_end: float = Field(1.0, ge=0, le=1, description="The same at the end of the run.")
-    eta: float = Field(0.9, ge=0, le=1, description="Share of the largest error in a priority.")
-    value_rescaling: bool = Field(False, description="Whether values are learned squashed.")
+    chunk_length: int = Field(default=40, ge=1, description="Steps of a chunk, burn-in included.")
+    burn_in: int = Field(
+        default=8, ge=0, description="First steps of a chunk, read but not trained."
+    )
+    overlap: int = Field(
+        default=8, ge=0, description="Steps that a chunk shares with the one before it."
+    )
+    batch_size: int = Field(default=16, ge=1, description="Chunks of one update.")
+    n_step: int = Field(default=5, ge=1, description="Rewards summed before the target bootstraps.")
+    alpha: float = Field(
+        default=0.6, ge=0, description="Exponent of priorities; 0 samples uniformly."
+    )
+    beta: float = Field(
+        default=0.4, ge=0, le=1, description="First exponent of importance weights."
+    )
+    beta_end: float = Field(default=1.0, ge=0, le=1, description="The same at the end of the run.")
+    eta: float = Field(
+        default=0.9, ge=0, le=1, description="Share of the largest error in a priority."
+    )
+    value_rescaling: bool = Field(default=False, description="Whether values are learned squashed.")
 
     @model_validator(mode="after")
     def check_chunks(self) -> Self:

@@ -232,12 +232,17 @@ torch.testing.assert_close(loss, torch.tensor(0.3125))
 class REDQConfig(SACConfig):
     """The settings of REDQ: those of SAC, more critics and more updates for each step."""
 
-    num_critics: int = Field(10, ge=1, description="Critics in the ensemble (N).")
-    subset_size: int = Field(2, ge=1, description="Critics drawn for each target (M).")
-    gradient_steps: int = Field(20, ge=1, description="Updates for each environment step (UTD).")
-    policy_delay: int = Field(20, ge=1, description="Critic updates per update of the actor.")
+    num_critics: int = Field(default=10, ge=1, description="Critics in the ensemble (N).")
+    subset_size: int = Field(default=2, ge=1, description="Critics drawn for each target (M).")
+    gradient_steps: int = Field(
+        default=20, ge=1, description="Updates for each environment step (UTD)."
+    )
+    policy_delay: int = Field(
+        default=20, ge=1, description="Critic updates per update of the actor."
+    )
     actor_value: Literal["mean", "min"] = Field(
-        "mean", description="What the actor maximises: the mean or the minimum of the critics."
+        default="mean",
+        description="What the actor maximises: the mean or the minimum of the critics.",
     )
 
     @model_validator(mode="after")

@@ -199,25 +199,35 @@ class SACConfig(ReplayConfig):
     """The settings of SAC."""
 
     env_id: str = Field(
-        "Pendulum-v1", description="Gymnasium id; `module:Name-v0` imports the module first."
+        default="Pendulum-v1",
+        description="Gymnasium id; `module:Name-v0` imports the module first.",
     )
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (256, 256), description="Units of each hidden layer."
+        default=(256, 256), description="Units of each hidden layer."
     )
-    lr: float = Field(3e-4, gt=0, description="Learning rate of Adam, for all networks.")
-    batch_size: int = Field(256, ge=1, description="Transitions of one update.")
-    buffer_size: int = Field(100_000, ge=1, description="Transitions that the buffer holds.")
-    learning_starts: int = Field(1_000, ge=0, description="Random steps before the first update.")
-    train_frequency: int = Field(1, ge=1, description="Environment steps between updates.")
-    num_critics: int = Field(2, ge=1, description="Critics in the ensemble (N).")
-    policy_delay: int = Field(1, ge=1, description="Critic updates per update of the actor.")
+    lr: float = Field(default=3e-4, gt=0, description="Learning rate of Adam, for all networks.")
+    batch_size: int = Field(default=256, ge=1, description="Transitions of one update.")
+    buffer_size: int = Field(
+        default=100_000, ge=1, description="Transitions that the buffer holds."
+    )
+    learning_starts: int = Field(
+        default=1_000, ge=0, description="Random steps before the first update."
+    )
+    train_frequency: int = Field(default=1, ge=1, description="Environment steps between updates.")
+    num_critics: int = Field(default=2, ge=1, description="Critics in the ensemble (N).")
+    policy_delay: int = Field(
+        default=1, ge=1, description="Critic updates per update of the actor."
+    )
     tau: float = Field(
-        0.005, gt=0, le=1, description="Fraction that the target critics move per update."
+        default=0.005, gt=0, le=1, description="Fraction that the target critics move per update."
     )
-    initial_alpha: float = Field(1.0, gt=0, description="Entropy coefficient at the start.")
-    learn_alpha: bool = Field(True, description="Whether the entropy coefficient is learned.")
+    initial_alpha: float = Field(default=1.0, gt=0, description="Entropy coefficient at the start.")
+    learn_alpha: bool = Field(
+        default=True, description="Whether the entropy coefficient is learned."
+    )
     target_entropy: float | None = Field(
-        None, description="Entropy to hold; by default minus the number of action dimensions."
+        default=None,
+        description="Entropy to hold; by default minus the number of action dimensions.",
     )
 
 
