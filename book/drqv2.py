@@ -303,7 +303,7 @@ assert torch.allclose(trunk(encoding), trunk(1000 * encoding), atol=1e-3)
 
 # %%
 #| export
-class Actor(nn.Module):
+class PixelActor(nn.Module):
     """From an encoding to an action, before tanh bounds it."""
 
     def __init__(self, inputs: int, features: int, hidden: tuple[int, ...], actions: int) -> None:
@@ -315,7 +315,7 @@ class Actor(nn.Module):
         return self.policy(self.trunk(encoded))
 
 
-class Critic(nn.Module):
+class PixelCritic(nn.Module):
     """From an encoding and an action to the values of several Q-networks."""
 
     def __init__(
@@ -337,7 +337,7 @@ class Critic(nn.Module):
         return torch.cat([q_network(x) for q_network in self.q_networks], dim=1)
 
 # %%
-actor, critic = Actor(288, 8, (16,), actions=2), Critic(288, 8, (16,), actions=2)
+actor, critic = PixelActor(288, 8, (16,), actions=2), PixelCritic(288, 8, (16,), actions=2)
 encoded = encoder(images[:5])
 assert actor(encoded).shape == (5, 2) and critic(encoded, actor(encoded).tanh()).shape == (5, 2)
 
@@ -663,12 +663,12 @@ class DrQv2(Agent):
     def make_actor(self, inputs: int) -> nn.Module:
         """Make the network from encodings to unbounded actions (batch, actions)."""
         config, actions = self.config, self.action_space.shape[0]
-        return Actor(inputs, config.features, config.hidden, actions)
+        return PixelActor(inputs, config.features, config.hidden, actions)
 
     def make_critic(self, inputs: int) -> nn.Module:
         """Make the network from encodings and actions to values (batch, critics)."""
         config, actions = self.config, self.action_space.shape[0]
-        return Critic(inputs, config.features, config.hidden, actions, config.num_critics)
+        return PixelCritic(inputs, config.features, config.hidden, actions, config.num_critics)
 
     def sample_noise(self, count: int) -> Tensor:
         """Draw noise (count, actions) with the standard deviation of this step."""

@@ -5,7 +5,7 @@ from typing import Any
 import gymnasium as gym
 import lazy_loader
 
-import rlbook.envs  # registers the environments of the book
+import rlbook.envs  # noqa: F401  registers the environments of the book
 
 __version__ = "0.2.0"
 

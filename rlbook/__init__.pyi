@@ -1,17 +1,6 @@
 """What `import rlbook` offers; each name is imported when it is first asked for."""
 
 from .agent import Agent, load
-from .replay import (
-    Batch,
-    NStepAccumulator,
-    ReplayBuffer,
-    ReplayConfig,
-    make_transitions,
-    storage_dtype,
-    to_batch,
-    transition_dtype,
-    updates_due,
-)
 from .dqn import (
     DQN,
     MLP,
@@ -45,42 +34,26 @@ from .drqn import (
     train_drqn,
     values_at,
 )
-from .r2d2 import (
-    R2D2,
-    RESCALE_EPSILON,
-    PrioritizedChunks,
-    PrioritizedRecurrentReplayBuffer,
-    R2D2Config,
-    SumTree,
-    importance_weights,
-    r2d2_loss,
-    rescale,
-    rescale_inverse,
-    sequence_priorities,
-    train_r2d2,
-)
-from .sac import (
-    LOG_STD,
-    SAC,
-    ActionScale,
-    Actor,
-    Critics,
-    SACConfig,
-    Temperature,
-    actor_loss,
-    alpha_loss,
-    check_bounds,
-    critic_loss,
-    log_det_tanh,
-    sac_target,
-    squashed_sample,
-    train_sac,
-)
-from .redq import (
-    REDQ,
-    REDQConfig,
-    random_subset,
-    train_redq,
+from .drqv2 import (
+    ENCODERS,
+    DrQv2,
+    DrQv2Config,
+    Encoder,
+    Layers,
+    PixelActor,
+    PixelCritic,
+    Trunk,
+    check_image_size,
+    check_images,
+    drqv2_actor_loss,
+    drqv2_critic_loss,
+    find_frame_stack,
+    noise_std,
+    noisy_action,
+    random_shift,
+    shift_images,
+    smallest_image,
+    train_drqv2,
 )
 from .pixels import (
     ActionRepeat,
@@ -98,27 +71,55 @@ from .pixels import (
     make_pendulum_pixels,
     make_pixels,
 )
-from .drqv2 import (
-    ENCODERS,
-    Critic,
-    DrQv2,
-    DrQv2Config,
-    Encoder,
-    Layers,
-    Trunk,
-    check_image_size,
-    check_images,
-    drqv2_actor_loss,
-    drqv2_critic_loss,
-    find_frame_stack,
-    noise_std,
-    noisy_action,
-    random_shift,
-    shift_images,
-    smallest_image,
-    train_drqv2,
+from .r2d2 import (
+    R2D2,
+    RESCALE_EPSILON,
+    PrioritizedChunks,
+    PrioritizedRecurrentReplayBuffer,
+    R2D2Config,
+    SumTree,
+    importance_weights,
+    r2d2_loss,
+    rescale,
+    rescale_inverse,
+    sequence_priorities,
+    train_r2d2,
+)
+from .redq import (
+    REDQ,
+    REDQConfig,
+    random_subset,
+    train_redq,
+)
+from .replay import (
+    Batch,
+    NStepAccumulator,
+    ReplayBuffer,
+    ReplayConfig,
+    make_transitions,
+    storage_dtype,
+    to_batch,
+    transition_dtype,
+    updates_due,
 )
 from .run import RunResult, resume, train
+from .sac import (
+    LOG_STD,
+    SAC,
+    ActionScale,
+    Actor,
+    Critics,
+    SACConfig,
+    Temperature,
+    actor_loss,
+    alpha_loss,
+    check_bounds,
+    critic_loss,
+    log_det_tanh,
+    sac_target,
+    squashed_sample,
+    train_sac,
+)
 
 ALGORITHMS: dict[str, type[Agent]]
 __version__: str
@@ -140,7 +141,6 @@ __all__ = [
     "Agent",
     "Batch",
     "Chunks",
-    "Critic",
     "Critics",
     "DQNConfig",
     "DRQNConfig",
@@ -154,6 +154,8 @@ __all__ = [
     "Layers",
     "NStepAccumulator",
     "ObservationPreprocessor",
+    "PixelActor",
+    "PixelCritic",
     "PixelObservation",
     "PointReach",
     "PrioritizedChunks",

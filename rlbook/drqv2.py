@@ -2,12 +2,12 @@
 
 __all__ = [
     "ENCODERS",
-    "Actor",
-    "Critic",
     "DrQv2",
     "DrQv2Config",
     "Encoder",
     "Layers",
+    "PixelActor",
+    "PixelCritic",
     "Trunk",
     "check_image_size",
     "check_images",
@@ -106,7 +106,7 @@ class Trunk(nn.Sequential):
         super().__init__(nn.Linear(inputs, features), nn.LayerNorm(features), nn.Tanh())
 
 
-class Actor(nn.Module):
+class PixelActor(nn.Module):
     """From an encoding to an action, before tanh bounds it."""
 
     def __init__(self, inputs: int, features: int, hidden: tuple[int, ...], actions: int) -> None:
@@ -118,7 +118,7 @@ class Actor(nn.Module):
         return self.policy(self.trunk(encoded))
 
 
-class Critic(nn.Module):
+class PixelCritic(nn.Module):
     """From an encoding and an action to the values of several Q-networks."""
 
     def __init__(
@@ -339,12 +339,12 @@ class DrQv2(Agent):
     def make_actor(self, inputs: int) -> nn.Module:
         """Make the network from encodings to unbounded actions (batch, actions)."""
         config, actions = self.config, self.action_space.shape[0]
-        return Actor(inputs, config.features, config.hidden, actions)
+        return PixelActor(inputs, config.features, config.hidden, actions)
 
     def make_critic(self, inputs: int) -> nn.Module:
         """Make the network from encodings and actions to values (batch, critics)."""
         config, actions = self.config, self.action_space.shape[0]
-        return Critic(inputs, config.features, config.hidden, actions, config.num_critics)
+        return PixelCritic(inputs, config.features, config.hidden, actions, config.num_critics)
 
     def sample_noise(self, count: int) -> Tensor:
         """Draw noise (count, actions) with the standard deviation of this step."""

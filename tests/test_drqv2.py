@@ -24,11 +24,11 @@ import rlbook
 from rlbook.cli import main
 from rlbook.drqv2 import (
     ENCODERS,
-    Actor,
-    Critic,
     DrQv2,
     DrQv2Config,
     Encoder,
+    PixelActor,
+    PixelCritic,
     drqv2_actor_loss,
     drqv2_critic_loss,
     noise_std,
@@ -216,7 +216,7 @@ def test_an_encoder_is_its_convolutions() -> None:
 
 def test_each_critic_is_its_own_network() -> None:
     torch.manual_seed(0)
-    critic = Critic(inputs=6, features=5, hidden=(16,), actions=2, num_critics=3)
+    critic = PixelCritic(inputs=6, features=5, hidden=(16,), actions=2, num_critics=3)
     encoded, action = torch.randn(7, 6), torch.randn(7, 2)
     q = critic(encoded, action)
     x = torch.cat([critic.trunk(encoded), action], dim=1)
@@ -227,7 +227,7 @@ def test_each_critic_is_its_own_network() -> None:
 
 
 def test_features_are_bounded_whatever_the_encoding() -> None:
-    actor = Actor(inputs=6, features=5, hidden=(16,), actions=2)
+    actor = PixelActor(inputs=6, features=5, hidden=(16,), actions=2)
     assert actor.trunk(1e6 * torch.randn(7, 6)).abs().max() <= 1
     assert actor(torch.randn(7, 6)).shape == (7, 2)
 
