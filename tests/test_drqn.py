@@ -105,7 +105,7 @@ def test_a_sequence_can_be_read_in_pieces() -> None:
 def one_target(
     chunk: list[dict[str, Any]], t: int, n: int, gamma: float
 ) -> tuple[float, float, int, bool]:
-    """Sum at most n rewards by hand: return, discount, place of the bootstrap, termination."""
+    """Sum at most n rewards by hand: return, discount, step of the bootstrap, termination."""
     total, discount = 0.0, 1.0
     for step in chunk[t : t + n]:
         total += discount * float(step["reward"])
@@ -138,10 +138,10 @@ def test_chunks_hold_the_episodes_and_their_n_step_returns(seed: int, n: int) ->
 
 
 def test_truncation_still_bootstraps_and_termination_does_not() -> None:
-    rows = np.zeros(2, chunk_dtype(1, 1, 4))
-    rows["mask"][:, :3], rows["reward"] = True, 1.0
-    rows["terminated"][1, 2] = True  # the first chunk is truncated after three steps
-    chunks = n_step_chunks(rows, n=2, gamma=0.5)
+    stored = np.zeros(2, chunk_dtype(1, 1, 4))
+    stored["mask"][:, :3], stored["reward"] = True, 1.0
+    stored["terminated"][1, 2] = True  # the first chunk is truncated after three steps
+    chunks = n_step_chunks(stored, n=2, gamma=0.5)
     assert chunks["reward"][:, :3].tolist() == [[1.5, 1.5, 1.0]] * 2
     assert chunks["discount"][:, :3].tolist() == [[0.25, 0.25, 0.5]] * 2
     assert chunks["terminated"][:, :3].tolist() == [[False] * 3, [False, True, True]]

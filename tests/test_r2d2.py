@@ -147,33 +147,33 @@ def test_overlapping_chunks_with_burn_in_equal_a_plain_cut(burn_in: int, overlap
                     expected.append(chunk)
                 chunk = [] if ended or overlap == 0 else chunk[-overlap:]
     assert len(buffer) == len(expected)
-    rows = buffer.ring.storage[: len(buffer)]
+    stored = buffer.ring.storage[: len(buffer)]
     found = 0
     for chunk in expected:
         mask = [step is not None for step in chunk] + [False] * (length - len(chunk))
         steps = [step for step in chunk if step is not None]
         first = mask.index(True)
-        same = (rows["obs"][:, first] == steps[0]["obs"]).all(axis=1)
-        (row,) = rows[same & (rows["mask"] == mask).all(axis=1)]
+        same = (stored["obs"][:, first] == steps[0]["obs"]).all(axis=1)
+        (found_chunk,) = stored[same & (stored["mask"] == mask).all(axis=1)]
         found += 1
         if not steps[0]["episode_start"]:
-            np.testing.assert_array_equal(row["state"], steps[0]["state"])
-        assert row["episode_start"][first] == steps[0]["episode_start"]
-        assert row["episode_start"].sum() == steps[0]["episode_start"]
+            np.testing.assert_array_equal(found_chunk["state"], steps[0]["state"])
+        assert found_chunk["episode_start"][first] == steps[0]["episode_start"]
+        assert found_chunk["episode_start"].sum() == steps[0]["episode_start"]
         for t, step in enumerate(steps, start=first):
-            np.testing.assert_array_equal(row["obs"][t + 1], step["next_obs"])
+            np.testing.assert_array_equal(found_chunk["obs"][t + 1], step["next_obs"])
             rewards = [s["reward"] for s in steps[t - first : t - first + 2]]
             total = rewards[0] + 0.9 * sum(rewards[1:])
-            assert row["reward"][t] == pytest.approx(total, abs=1e-5)
-            assert row["bootstrap"][t] == t + len(rewards)
-    assert found == len(rows)
+            assert found_chunk["reward"][t] == pytest.approx(total, abs=1e-5)
+            assert found_chunk["bootstrap"][t] == t + len(rewards)
+    assert found == len(stored)
 
 
 def test_every_step_is_trained_once_when_the_overlap_is_the_burn_in() -> None:
     buffer = make_buffer(burn_in=2, overlap=2)
     episodes = play(buffer, 150, 5)
-    rows = buffer.ring.storage[: len(buffer)]
-    trained = rows["obs"][:, 2:-1][rows["mask"][:, 2:]]
+    stored = buffer.ring.storage[: len(buffer)]
+    trained = stored["obs"][:, 2:-1][stored["mask"][:, 2:]]
     closed = len({obs.tobytes() for obs in trained})
     assert closed == len(trained)  # none twice
     ended = 0
@@ -336,14 +336,14 @@ def test_a_mistake_gets_one_sentence(settings: dict[str, Any], message: str) -> 
 
 
 @pytest.mark.parametrize("settings", [{"overlap": 0}, {"overlap": 8}])
-def test_no_chunk_of_burn_in_alone_is_ever_drawn(settings: dict[str, Any]) -> None:
+def test_no_chunk_of_burn_in_alone_is_ever_stored(settings: dict[str, Any]) -> None:
     sizes: dict[str, Any] = {"chunk_length": 16, "burn_in": 8, "n_step": 2, "learning_starts": 20}
     maze: dict[str, Any] = {"env_id": "rlbook/TMaze-v0", "env_kwargs": {"length": 9}}
     agent = R2D2(**maze, batch_size=1, **sizes, **settings)
     for _ in range(20):
         agent.learn(16, progress=False)  # each call begins new episodes
-    rows = agent.replay.ring.storage[: len(agent.replay)]
-    assert agent.updates > 20 and np.asarray(rows["mask"])[:, 8:].any(axis=1).all()
+    stored = agent.replay.ring.storage[: len(agent.replay)]
+    assert agent.updates > 20 and np.asarray(stored["mask"])[:, 8:].any(axis=1).all()
 
 
 def test_errors_that_are_not_finite_stop_the_run_with_its_step() -> None:
