@@ -390,7 +390,12 @@ for name, row in stored["runs"].items():
     print(f"{name:>20}: {np.mean(row['seconds']):4.0f} s a run")
 
 # %% [markdown]
-# ABLATION PROSE
+# It is the updates that help. With ten for each step every seed of REDQ ends above −200; with one, four
+# of the same five are far from it. N, M and the mean in the actor's loss make no difference that five
+# seeds could show: two critics in place of five, a target from a single critic without any minimum, or
+# from the smallest of all five, and an actor that maximises the smallest value end at the same place
+# within the intervals. A task as small as Pendulum stands ten updates for each step without an
+# ensemble, so it is no evidence for one.
 #
 # ## Are the critics right?
 #

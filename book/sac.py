@@ -909,7 +909,13 @@ draw_parts(plt.figure(), ablations, columns=5)
 print(made_by(ablations))
 
 # %% [markdown]
-# ABLATION PROSE
+# Without target critics the values chase themselves, and no seed learns to swing up. Without replay the
+# agent knows only the last 128 steps, less than one episode, and learns slowly and unsteadily. All
+# others end at the same place, except for single seeds: by 6,000 steps Pendulum is solved. **Entropy, the
+# learned coefficient and the second critic make no difference here that five seeds could show.** A
+# fixed coefficient of 0.2 works as well, though somebody has to know that number. Every variant is
+# evaluated on the same twenty starts of its seed, which is why the dots of the variants are at nearly
+# the same places.
 
 # %% [markdown]
 # ## Honest edges

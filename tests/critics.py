@@ -1,10 +1,10 @@
-"""What the tests of SAC and REDQ share: inputs of their targets and losses."""
+"""What the tests of SAC and REDQ share: inputs of their targets and losses, gradients."""
 
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def random_loss_inputs(
@@ -22,3 +22,9 @@ def random_loss_inputs(
         "alpha": np.array(0.3),
     }
     return q, {name: torch.from_numpy(np.asarray(value)) for name, value in numbers.items()}
+
+
+def gradients(module: nn.Module) -> list[Tensor]:
+    """Copies of the gradients of all parameters that have one."""
+    found = [parameter.grad for parameter in module.parameters()]
+    return [gradient.clone() for gradient in found if gradient is not None]

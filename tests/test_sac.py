@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from critics import random_loss_inputs
+from critics import gradients, random_loss_inputs
 from helpers import assert_same_run
 from scipy.integrate import quad
 from torch import Tensor, nn
@@ -355,11 +355,6 @@ def test_one_update_moves_all_parts_and_reports() -> None:
     assert list(metrics) == [*of_critics, "actor_loss", "entropy", "alpha"]
     assert all(value.isfinite() and not value.requires_grad for value in metrics.values())
     assert all(value.shape == () for value in metrics.values())
-
-
-def gradients(module: nn.Module) -> list[Tensor]:
-    """The gradients of all parameters, which must be there."""
-    return [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
 
 
 @pytest.mark.parametrize("agent_class", [SAC, REDQ])
