@@ -605,14 +605,18 @@ assert error[16][-1] > error[8][-1]
 class ReplayConfig(Config):
     """The settings that all agents with a replay buffer share."""
 
-    gamma: float = Field(0.99, ge=0, le=1, description="Discount of a reward one step later.")
-    batch_size: int = Field(64, ge=1, description="Transitions of one update.")
-    buffer_size: int = Field(50_000, ge=1, description="Transitions that the replay buffer holds.")
-    learning_starts: int = Field(
-        1_000, ge=0, description="Environment steps before the first update."
+    gamma: float = Field(
+        default=0.99, ge=0, le=1, description="Discount of a reward one step later."
     )
-    train_frequency: int = Field(4, ge=1, description="Environment steps between updates.")
-    gradient_steps: int = Field(1, ge=1, description="Updates each time.")
+    batch_size: int = Field(default=64, ge=1, description="Transitions of one update.")
+    buffer_size: int = Field(
+        default=50_000, ge=1, description="Transitions that the replay buffer holds."
+    )
+    learning_starts: int = Field(
+        default=1_000, ge=0, description="Environment steps before the first update."
+    )
+    train_frequency: int = Field(default=4, ge=1, description="Environment steps between updates.")
+    gradient_steps: int = Field(default=1, ge=1, description="Updates each time.")
 
     @model_validator(mode="after")
     def check_batch_fits(self) -> Self:

@@ -173,29 +173,33 @@ class DQNConfig(ReplayConfig):
     """The settings of DQN."""
 
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (64, 64), description="Units of each hidden layer."
+        default=(64, 64), description="Units of each hidden layer."
     )
     observation_scale: tuple[float, ...] = Field(
-        (), description="Factors of the observation's entries."
+        default=(), description="Factors of the observation's entries."
     )
-    lr: float = Field(1e-3, gt=0, description="Learning rate of Adam.")
+    lr: float = Field(default=1e-3, gt=0, description="Learning rate of Adam.")
     lr_decay_from: float = Field(
-        1.0, ge=0, le=1, description="Part of the run before lr falls to 0."
+        default=1.0, ge=0, le=1, description="Part of the run before lr falls to 0."
     )
-    n_step: int = Field(1, ge=1, description="Rewards summed before the target bootstraps.")
-    double: bool = Field(True, description="Whether the Q-network chooses the next action.")
-    huber: bool = Field(False, description="Huber loss instead of squared error.")
+    n_step: int = Field(default=1, ge=1, description="Rewards summed before the target bootstraps.")
+    double: bool = Field(default=True, description="Whether the Q-network chooses the next action.")
+    huber: bool = Field(default=False, description="Huber loss instead of squared error.")
     tau: float = Field(
-        1.0, gt=0, le=1, description="Fraction that a target update moves; 1 copies."
+        default=1.0, gt=0, le=1, description="Fraction that a target update moves; 1 copies."
     )
-    target_update_interval: int = Field(500, ge=1, description="Updates between target updates.")
+    target_update_interval: int = Field(
+        default=500, ge=1, description="Updates between target updates."
+    )
     final_epsilon: float = Field(
-        0.05, ge=0, le=1, description="Probability of a random action at the end."
+        default=0.05, ge=0, le=1, description="Probability of a random action at the end."
     )
     epsilon_decay_steps: int = Field(
-        10_000, ge=1, description="Environment steps in which it falls from 1."
+        default=10_000, ge=1, description="Environment steps in which it falls from 1."
     )
-    max_grad_norm: float | None = Field(None, gt=0, description="Clip the gradient to this norm.")
+    max_grad_norm: float | None = Field(
+        default=None, gt=0, description="Clip the gradient to this norm."
+    )
 
     def epsilon(self, step: int) -> float:
         """Return the probability of a random action at a step."""
