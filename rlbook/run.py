@@ -31,7 +31,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -137,35 +137,42 @@ class RunRecord:
         self.path = path
         self.record: dict[str, Any] = {}
 
+    def read(self) -> list[dict[str, Any]]:
+        """Return what the processes so far wrote, the first one first."""
+        try:
+            record = json.loads(self.path.read_text())
+            return [*record.pop("before", []), record]
+        except (OSError, ValueError, TypeError, AttributeError):
+            return []  # a new run, or a damaged file
+
     def start(self) -> None:
         """Write down that a process begins or goes on with the run."""
-        try:
-            before = json.loads(self.path.read_text())
-        except (OSError, ValueError):
-            before = None  # a new run, or one that was killed while it wrote
-        program, *words = sys.argv
+        before = self.read()
+        program, *words = sys.argv or [""]
         self.record = {
             "command": shlex.join([Path(program).name, *words]),
             "versions": versions(),
             "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
-            "start": datetime.datetime.now().isoformat(timespec="seconds"),
+            "start": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
             "end": None,
             "ended": "still running, or killed",
         }
         if before:
-            self.record["before"] = [*before.pop("before", []), before]
+            self.record["before"] = before
         self.write()
 
     def end(self, how: str) -> None:
         """Write down how the process ended."""
-        self.record |= {"end": datetime.datetime.now().isoformat(timespec="seconds"), "ended": how}
+        now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+        self.record |= {"end": now, "ended": how}
         self.write()
 
     def write(self) -> None:
         """Replace the file in one step."""
         temporary = self.path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(self.record, indent=2) + "\n")
-        os.replace(temporary, self.path)
+        with suppress(OSError):
+            temporary.write_text(json.dumps(self.record, indent=2) + "\n")
+            os.replace(temporary, self.path)
 
 
 class RunDirectory:

@@ -16,9 +16,10 @@ from rlbook.cli import main
 from rlbook.dqn import DQN
 from rlbook.run import resume, train
 
-# A server that has imported the library forks each child: nobody waits for torch again.
+# A server that has imported the library forks each child: nobody waits for torch again, or for
+# the part of it that optimisers import when they are first used.
 CHILDREN = multiprocessing.get_context("forkserver")
-CHILDREN.set_forkserver_preload(["rlbook.cli", "rlbook.dqn"])
+CHILDREN.set_forkserver_preload(["rlbook.cli", "rlbook.dqn", "torch._dynamo"])
 
 
 # A run of a second that still evaluates and writes checkpoints.
@@ -122,6 +123,11 @@ def run_until(moment: int | None, agent_class: type, settings: dict[str, Any], n
     finally:
         sys.setprofile(None)
     note.write_text(str(clock.calls))
+
+
+def train_for_ever(settings: dict[str, Any]) -> None:
+    """Train a run that does not end by itself."""
+    train(DQN(**settings, total_steps=10**9), progress=False)
 
 
 def learn_elsewhere(agent: Agent) -> Agent:

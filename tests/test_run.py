@@ -1,12 +1,12 @@
 """What the chapter of the run cannot test about itself: kills, full disks, bad numbers."""
 
+import datetime
 import errno
 import json
 import math
 import random
 import re
 import signal
-import subprocess
 import sys
 import time
 import warnings
@@ -18,22 +18,34 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers import TINY, assert_same, assert_same_run, in_child, newest, run_until
+from helpers import (
+    CHILDREN,
+    TINY,
+    assert_same,
+    assert_same_run,
+    in_child,
+    newest,
+    run_rlbook,
+    run_until,
+    train_for_ever,
+)
 
+import rlbook
 import rlbook.run
-from rlbook.agent import Transition, UpdateResult
+from rlbook.agent import REGISTRY, Transition, UpdateResult
 from rlbook.checkpoint import CheckpointDirectory, CheckpointError, read_checkpoint
 from rlbook.dqn import DQN
 from rlbook.progress import Interrupted, RunFailed
 from rlbook.run import (
-    DETAILS_EVERY,
-    Averages,
     Collector,
+    Logger,
+    MetricsFile,
     RunDirectory,
     RunResult,
     crosses,
     resume,
     train,
+    versions,
 )
 from rlbook.settings import read_settings
 
@@ -41,8 +53,8 @@ SMALL: dict[str, Any] = {
     "env_id": "CartPole-v1",
     "hidden": (16,),
     "batch_size": 16,
-    "warmup_steps": 100,
-    "update_every": 4,
+    "learning_starts": 100,
+    "train_frequency": 4,
     "total_steps": 900,
     "checkpoint_every": 250,
     "eval_every": 300,
@@ -164,23 +176,23 @@ def test_a_run_without_a_directory_says_that_nothing_was_written(
         train(agent, progress=False)
 
 
-def test_sigterm_through_the_shell_stops_and_resumes(tmp_path: Path) -> None:
+def test_sigterm_to_the_command_stops_and_resumes(tmp_path: Path) -> None:
     path = tmp_path / "shell"
     flags = [
         f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items() if name != "hidden"
     ]
-    command = [sys.executable, "-m", "rlbook.cli", "train", "dqn", "--hidden", "16", *flags]
-    endless = [*command, "--total-steps", "10000000", "--run-dir", str(path)]
-    with subprocess.Popen(
-        endless, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
-    ) as process:
-        metrics = path / "metrics.jsonl"
-        while not (metrics.exists() and metrics.read_bytes().count(b"\n") > 8):
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.01)
-        process.send_signal(signal.SIGTERM)
-        _, complaint = process.communicate()
-    assert process.returncode == 128 + signal.SIGTERM
+    endless = ["--hidden", "16", *flags, "--total-steps", "10000000", "--run-dir", str(path)]
+    words = ["train", "dqn", *endless]
+    process = CHILDREN.Process(target=run_rlbook, args=(words, tmp_path))
+    process.start()
+    metrics = path / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_bytes().count(b"\n") > 8):
+        assert process.is_alive(), (tmp_path / "err").read_text()
+        time.sleep(0.01)
+    process.terminate()
+    process.join()
+    assert process.exitcode == 128 + signal.SIGTERM
+    complaint = (tmp_path / "err").read_text()
     assert re.fullmatch(
         r"Stopped at step [\d,]+\. Go on from .* with `rlbook resume .*`\.\n", complaint
     )
@@ -241,10 +253,10 @@ def test_without_its_buffer_a_run_resumes_and_learns(tmp_path: Path) -> None:
     assert "replay" not in stored and stored["global_step"] == 500
     again = resume(tmp_path / "light", progress=False)
     assert again.agent.global_step == 900
-    assert len(again.agent.replay) == 400  # type: ignore[attr-defined]
+    assert len(again.agent.replay) == 400
     assert again.agent.updates > stored["updates"] + 80
-    weights = again.agent.state_dict()["online"]
-    assert any(not torch.equal(weights[name], stored["online"][name]) for name in weights)
+    weights = again.agent.state_dict()["q_network"]
+    assert any(not torch.equal(weights[name], stored["q_network"][name]) for name in weights)
 
 
 @pytest.mark.parametrize(("eval_every", "made"), [(0, 0), (300, 2)])
@@ -302,8 +314,17 @@ def test_a_directory_that_holds_a_run_is_left_alone(tmp_path: Path) -> None:
     assert before == after
 
 
+class Other(DQN):
+    """Another algorithm."""
+
+
+Other.name = "other"  # later than a class declares itself, so that only one test knows it
+
+
 @pytest.mark.parametrize("what", ["nothing", "saved by hand", "another algorithm"])
-def test_what_cannot_be_resumed_is_said(tmp_path: Path, what: str) -> None:
+def test_what_cannot_be_resumed_is_said(
+    tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if what == "nothing":
         with pytest.raises(ValueError, match=r"is not a run directory: it has no config\.yaml"):
             resume(tmp_path, progress=False)
@@ -314,9 +335,10 @@ def test_what_cannot_be_resumed_is_said(tmp_path: Path, what: str) -> None:
         result.agent.save(result.checkpoint)
         message = "was saved by hand and is not a moment of a run"
     else:
+        monkeypatch.setitem(REGISTRY, "other", Other)
         config = tmp_path / "a" / "config.yaml"
-        config.write_text(config.read_text().replace("algo: dqn", "algo: drqn"))
-        message = "holds a dqn agent, but the run is drqn"
+        config.write_text(config.read_text().replace("algo: dqn", "algo: other"))
+        message = "holds a dqn agent, but the run is other"
     with pytest.raises(ValueError, match=message):
         resume(tmp_path / "a", progress=False)
 
@@ -332,9 +354,31 @@ def test_fewer_steps_than_were_made_are_refused_and_nothing_changes(tmp_path: Pa
 def test_two_processes_cannot_write_to_one_run(tmp_path: Path) -> None:
     run_whole(tmp_path / "a")
     refused = pytest.raises(ValueError, match=r"Another process is at work on .*a: wait for it")
-    with RunDirectory.open(tmp_path / "a").alone(), refused:
+    with RunDirectory.open(tmp_path / "a"), refused:
         resume(tmp_path / "a", total_steps=1_200, progress=False)
     assert resume(tmp_path / "a", 1_200, progress=False).metrics["global_step"] == 1_200
+
+
+def test_a_second_process_gets_one_sentence_and_a_killed_one_leaves_no_lock(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a"
+    settings = {**SMALL, "hidden": (8,), "checkpoint_every": 50, "run_dir": str(path)}
+    settings.pop("total_steps")
+    process = CHILDREN.Process(target=train_for_ever, args=(settings,))
+    process.start()
+    while not list(path.glob("checkpoints/*.pt")):
+        assert process.is_alive()
+        time.sleep(0.01)
+    said = rf"^Another process is at work on {path}: wait for it, or stop it\.$"
+    with pytest.raises(ValueError, match=said):
+        resume(path, progress=False)
+    assert record(path)["ended"] == "still running, or killed"  # the refused one wrote nothing
+    process.kill()
+    process.join()
+    step = newest(path)["agent"]["global_step"]
+    assert resume(path, step + 10, progress=False).agent.global_step == step + 10
+    assert record(path)["before"][0]["ended"] == "still running, or killed"
 
 
 def test_a_run_that_learns_again_keeps_its_new_length(tmp_path: Path) -> None:
@@ -352,45 +396,39 @@ def test_multiples_are_crossed_once_each(every: int) -> None:
 
 
 def test_a_metric_that_not_every_update_reports_has_its_own_mean() -> None:
-    averages = Averages()
-    averages.add({"loss": 1.0, "alpha": 0.2})
-    averages.add({"loss": 3.0})
-    averages.add({"loss": 5.0, "alpha": 0.4})
-    assert averages.take() == pytest.approx({"loss": 3.0, "alpha": 0.3})
-
-
-def test_counts_are_not_averaged() -> None:
-    averages = Averages()
-    for count in (1, 2, 3):
-        averages.add({"loss": 1.0, "actor_updates": count})
-    assert averages.take() == {"loss": 1.0, "actor_updates": 3}
+    logger = Logger(None, tensorboard=False)
+    for loss, alpha in ((1.0, 0.2), (3.0, None), (5.0, 0.4)):
+        metrics = {"loss": torch.tensor(loss)}
+        logger.add(metrics if alpha is None else metrics | {"alpha": torch.tensor(alpha)})
+    logger.log_training(10, 3, [])
+    assert logger.lines == [
+        pytest.approx({"global_step": 10, "loss": 3, "alpha": 0.3, "updates": 3})
+    ]
+    logger.add({"loss": torch.tensor(7.0)})
+    logger.log_training(20, 4, [1.0, 2.0])
+    line = {"global_step": 20, "loss": 7, "updates": 4, "train_return_mean": 1.5}
+    assert logger.lines[1] == pytest.approx(line)
 
 
 @pytest.mark.parametrize("log_every", [5, 40])
-def test_the_loss_is_counted_in_each_turn_and_its_details_now_and_then(log_every: int) -> None:
-    changed = {"warmup_steps": 120, "update_every": 1, "log_every": log_every, "eval_every": 0}
-    agent = DQN(**SMALL | changed)
-    update, losses, details = agent.update, list[float](), list[int]()
+def test_a_line_has_the_means_of_the_metrics_since_the_last(log_every: int) -> None:
+    changed = {"learning_starts": 120, "train_frequency": 1, "log_every": log_every}
+    agent = DQN(**SMALL | changed | {"eval_every": 0})
+    update, seen = agent.update, list[dict[str, float]]()
 
     def watched(batch: Any) -> UpdateResult:
         result = update(batch)
-        losses.append(result.loss)
-        real = result.details
-
-        def counted() -> dict[str, float]:
-            assert real is not None
-            details.append(agent.global_step)
-            return real()
-
-        return UpdateResult(result.brief, counted)
+        assert all(not value.requires_grad for value in result.metrics.values())
+        seen.append({name: float(value) for name, value in result.metrics.items()})
+        return result
 
     agent.update = watched  # type: ignore[method-assign]
     lines = agent.learn(320, progress=False).history
     taught = [line for line in lines if line["updates"]]
-    assert details == [s for s in range(121, 321) if (s - 1) % log_every % DETAILS_EVERY == 0]
-    assert all({"loss", "q_mean", "target_mean", "td_error_abs"} <= line.keys() for line in taught)
-    means = np.array(losses).reshape(-1, log_every).mean(axis=1)  # a line has the updates since
-    assert [line["loss"] for line in taught] == pytest.approx(means.tolist())
+    assert len(seen) == 200 == log_every * len(taught)
+    for name in ("loss", "q_mean", "target_mean", "td_error_abs"):
+        means = np.array([metrics[name] for metrics in seen]).reshape(-1, log_every).mean(axis=1)
+        assert [line[name] for line in taught] == pytest.approx(means.tolist())
 
 
 class EndsTwice(gym.Env[np.ndarray, Any]):
@@ -431,6 +469,71 @@ def test_a_step_is_cut_by_a_checkpoint_or_a_limit_unless_it_terminated(
     assert list(collector.recent) == [3.0, 3.0]  # the one that was cut did not finish
 
 
+# What is known of a run
+
+
+def record(path: Path) -> dict[str, Any]:
+    """Read run.json."""
+    content: dict[str, Any] = json.loads((path / "run.json").read_text())
+    return content
+
+
+def test_a_run_leaves_command_versions_machine_and_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/rlbook", "train", "dqn", "--env-id", "a b"])
+    began = datetime.datetime.now().astimezone().replace(microsecond=0)
+    run_whole(tmp_path / "a", total_steps=100)
+    found = record(tmp_path / "a")
+    assert list(found) == ["command", "versions", "machine", "start", "end", "ended"]
+    assert found["command"] == "rlbook train dqn --env-id 'a b'"
+    assert found["versions"] == versions()
+    assert list(versions()) == ["python", "torch", "numpy", "gymnasium", "rlbook"]
+    assert versions()["torch"] == torch.__version__ and versions()["rlbook"] == rlbook.__version__
+    assert re.fullmatch(r"\w+ \w+, \d+ cores", found["machine"])
+    start, end = (datetime.datetime.fromisoformat(found[name]) for name in ("start", "end"))
+    assert began <= start <= end <= datetime.datetime.now().astimezone()
+    assert found["ended"] == "finished at step 100"
+
+
+def test_a_resumed_run_keeps_how_it_ended_before(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    with pytest.raises(Interrupted):
+        run_disturbed(path, 120, lambda: signal.raise_signal(signal.SIGTERM), total_steps=400)
+    first = record(path)
+    assert first["ended"] == "interrupted at step 120" and "before" not in first
+    resume(path, progress=False)
+    second = record(path)
+    assert second["ended"] == "finished at step 400" and second.pop("before") == [first]
+    resume(path, 500, progress=False)
+    assert record(path)["before"] == [first, second]
+
+
+@pytest.mark.parametrize("how", ["a loss", "an error"])
+def test_a_run_that_fails_says_so_in_its_record(tmp_path: Path, how: str) -> None:
+    if how == "a loss":
+        with pytest.raises(RunFailed):
+            run_whole(tmp_path / "a", lr=1e30)
+    else:
+        with pytest.raises(PowerCut):
+            run_disturbed(tmp_path / "a", 120, cut_power)
+    assert re.fullmatch(r"failed at step 1\d\d", record(tmp_path / "a")["ended"])
+    assert record(tmp_path / "a")["end"] is not None
+
+
+DAMAGED = ['{"command": "rlb', "", "[1, 2]", "7", "null", '{"before": 3}', '"x"']
+
+
+@pytest.mark.parametrize("damaged", DAMAGED)
+def test_a_damaged_record_stops_no_run(tmp_path: Path, damaged: str) -> None:
+    path = tmp_path / "a"
+    run_whole(path, total_steps=10, eval_every=0)
+    (path / "run.json").write_text(damaged)
+    resume(path, 20, progress=False)
+    found = record(path)
+    assert found["ended"] == "finished at step 20" and "before" not in found
+
+
 # A full disk
 
 
@@ -439,7 +542,7 @@ def test_a_full_disk_leaves_the_previous_checkpoint_usable(
     whole: Path, tmp_path: Path, failing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = OSError(errno.ENOSPC, "No space left on device")
-    save, append = torch.save, RunDirectory.append
+    save, append = torch.save, MetricsFile.append
 
     def save_half(content: dict[str, Any], file: Any) -> None:
         if content["agent"]["global_step"] >= 500:
@@ -447,18 +550,18 @@ def test_a_full_disk_leaves_the_previous_checkpoint_usable(
             raise full
         save(content, file)
 
-    def append_half(self: RunDirectory, line: dict[str, float], tensorboard: bool = False) -> None:
+    def append_half(self: MetricsFile, line: dict[str, float]) -> None:
         if line["global_step"] >= 400:
-            with open(self.metrics_path, "a") as file:
+            with open(self.path, "a") as file:
                 file.write('{"global_st')
             raise full
-        append(self, line, tensorboard)
+        append(self, line)
 
     with monkeypatch.context() as patch:
         if failing == "checkpoint":
             patch.setattr(torch, "save", save_half)
         else:
-            patch.setattr(RunDirectory, "append", append_half)
+            patch.setattr(MetricsFile, "append", append_half)
         with pytest.raises((CheckpointError, OSError)) as failure:
             run_whole(tmp_path / "full")
     if failing == "checkpoint":
@@ -477,7 +580,7 @@ def test_a_loss_that_is_not_finite_names_the_step_and_the_last_good_checkpoint(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(RunFailed) as failure:
-        run_whole(tmp_path / "a", warmup_steps=300, lr=1e30)
+        run_whole(tmp_path / "a", learning_starts=300, lr=1e30)
     found = re.fullmatch(
         r"The run stopped at step (\d+) because the loss of update (\d+) is (inf|nan)\. "
         r"A lower learning rate may help\. Go on from (\S+) with `rlbook resume \S+`\.",
@@ -487,13 +590,13 @@ def test_a_loss_that_is_not_finite_names_the_step_and_the_last_good_checkpoint(
     assert 300 < int(found[1]) < 500 and int(found[2]) == (int(found[1]) - 300) // 4
     content = read_checkpoint(Path(found[4]))
     assert content["agent"]["global_step"] == 250
-    assert all(torch.isfinite(part).all() for part in content["agent"]["online"].values())
+    assert all(torch.isfinite(part).all() for part in content["agent"]["q_network"].values())
     text = (tmp_path / "a" / "metrics.jsonl").read_text()
     assert "NaN" not in text and "Infinity" not in text
 
 
 def test_a_loss_that_is_no_number_amid_several_updates_stops_at_their_step() -> None:
-    agent = DQN(**{**TINY, "updates_per_round": 5})
+    agent = DQN(**{**TINY, "gradient_steps": 5})
     real, ruined = agent.update, list[int]()
 
     def update(batch: Any) -> Any:
@@ -515,7 +618,7 @@ def test_weights_that_are_not_finite_never_reach_a_checkpoint(tmp_path: Path) ->
     def update(batch: Any) -> Any:
         result = real(batch)  # its loss is finite, whatever happens to the weights after it
         if agent.global_step == 150:
-            agent.weights.data[3] = math.inf
+            next(agent.q_network.parameters()).data[0, 0] = math.inf
         return result
 
     agent.update = update  # type: ignore[method-assign]
@@ -571,12 +674,12 @@ def test_numbers_of_the_environment_that_are_not_finite_name_the_step(
     what: str, value: float
 ) -> None:
     kwargs = {"what": what, "at": 20, "value": value}
-    agent = DQN("test/Broken-v0", env_kwargs=kwargs, eval_every=0, warmup_steps=1_000)
+    agent = DQN("test/Broken-v0", env_kwargs=kwargs, eval_every=0, learning_starts=1_000)
     word = what.split()[-1]
     with pytest.raises(ValueError, match=rf"returned a {word} that is not finite, step 19\.$"):
         agent.learn(100, progress=False)
     assert agent.global_step == 19  # the step that brought it was not learned from
-    assert np.isfinite(agent.replay.rows["reward"]).all()
+    assert np.isfinite(agent.replay.storage["reward"]).all()
 
 
 def test_a_first_observation_that_is_not_finite_is_found_before_it_is_acted_on() -> None:
@@ -604,14 +707,14 @@ def test_learn_called_again_goes_on_exactly_after_a_kill(tmp_path: Path) -> None
     steps = [line["global_step"] for line in result.history]
     assert steps[0] == 50 and steps == sorted(steps) and result.metrics["global_step"] == 660
     cut = twice("cut")
-    real = cut.train_step
+    real = cut.batches
 
-    def until(details: bool = True) -> Any:
+    def until() -> Any:
         if cut.global_step > 500:  # long before the next checkpoint
             raise KeyboardInterrupt
-        return real(details)
+        return real()
 
-    cut.train_step = until  # type: ignore[method-assign]
+    cut.batches = until  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         cut.learn(330, progress=False)
     resume(tmp_path / "cut", progress=False)
@@ -623,12 +726,13 @@ def test_metrics_that_cannot_be_written_stop_the_run_with_advice(
 ) -> None:
     agent = DQN(**{**SMALL, "run_dir": str(tmp_path / "a")})
 
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(json, "dumps", full)
+    monkeypatch.setattr(json, "dumps", full)  # for run.json too, which nobody needs
     with pytest.raises(RunFailed, match=r"metrics.jsonl: No space left on device\. Without"):
         train(agent, progress=False)
+    assert not (tmp_path / "a" / "run.json").exists()
 
 
 def test_episodes_that_never_end_between_checkpoints_are_told_of() -> None:
