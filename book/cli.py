@@ -14,20 +14,20 @@
 # %% [markdown]
 # # The command line
 #
-# Everything that the library does can be done from a shell, without a line of Python: train an
-# agent, kill it, go on, ask it what it would do, watch it play. In this chapter you build the
-# command `rlbook`. Its nine commands share one table, its flags come from the
-# [settings](settings.ipynb) by themselves, and whatever a user does wrong is answered with one
-# sentence and the exit code 2.
+# Everything that the library does can be done from a shell, without a line of Python: train an agent, stop
+# it, continue, ask it for an action, watch it play. In this chapter you use the command `rlbook` and then
+# build it. Its flags come from the [settings](settings.ipynb), and every mistake of a user is answered with
+# one sentence.
 #
 # | | |
 # |---|---|
 # | Builds on | [settings](settings.ipynb), [the agent](agent.ipynb), [the run](run.ipynb) |
-# | Same as in most tools | commands with flags, `--help`, exit codes that scripts can test |
-# | Different | no traceback for a mistake; a command is a function with a docstring |
-# | At the end | a whole session: train, kill and resume in a real shell, then evaluate, predict, watch, plot |
+# | Same as in most tools | commands with flags, `--help`, exit codes for scripts |
+# | Different | one sentence for a mistake, not a traceback; a command is a function with a docstring |
+#
+# A run directory is at the centre. `train` and `resume` write to it. All other commands only read it.
 
-# %%
+# %% tags=["hide-input"]
 #| export
 import argparse
 import json
@@ -58,11 +58,7 @@ from rlbook.settings import (
 if TYPE_CHECKING:  # importing torch takes seconds: commands that need it import it themselves
     from rlbook.agent import Agent
 
-# %% [markdown]
-# The cells that only show something need a little more, and two ways to try a command: `say` calls
-# it inside this notebook, which is quick, and `shell`, further down, runs a real process.
-
-# %%
+# %% tags=["hide-input"]
 import contextlib
 import io
 import signal
@@ -76,15 +72,12 @@ from IPython.display import display
 from matplotlib.patches import FancyBboxPatch
 from PIL import Image
 
+import rlbook.cli as finished  # the module that this chapter exports
 from rlbook.figures import PALETTE, filmstrip, pick_frames, use_style
 
 use_style()
-folder = tempfile.TemporaryDirectory()  # where the commands of this chapter leave their files
+folder = tempfile.TemporaryDirectory()  # the commands of this chapter leave their files here
 
-# %% [markdown]
-# A run directory stands in the middle. Two commands write to it, all others only read.
-
-# %% tags=["hide-input"]
 figure, ax = plt.subplots(figsize=(8.5, 3.1))
 boxes = [
     (0.0, 2.2, 1.9, "my.yaml, --flags", PALETTE[0]),
@@ -114,30 +107,119 @@ ax.axis("off")
 plt.show()
 
 # %% [markdown]
-# ## A parser that speaks in sentences
+# ## A session
 #
-# Python's `argparse` answers a mistake with the usage of the whole command, however long, and the
-# complaint at its end. With the forty flags of a training command that is a screenful:
+# `start` starts a command as your shell would, in an empty folder. Train DQN on CartPole for a few seconds:
+
+
+# %% tags=["hide-input"]
+def start(line: str) -> subprocess.Popen[str]:
+    """Start a command in a process of its own."""
+    print(f"$ {line}", flush=True)
+    words = [sys.executable, "-m", "rlbook.cli", *shlex.split(line)[1:]]
+    out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(words, text=True, cwd=folder.name, **out)
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """Wait for a command, and print its output and its exit code."""
+    printed, _ = process.communicate()
+    print(printed + (f"(exit code {process.returncode})" if process.returncode else ""))
+    return printed
+
+
+# %%
+flags = "--config cartpole --total-steps 7000 --epsilon-decay-steps 4000 --checkpoint-every 3000"
+process = start(f"rlbook train dqn {flags} --eval-every 1000 --seed 1 --run-dir runs/a")
+
+# %% [markdown]
+# While it learns, somebody shuts the machine down, and the process gets the signal SIGTERM. Here that
+# happens after its first checkpoint. It writes another one and says how to continue.
+
+# %%
+while process.poll() is None and not list(Path(folder.name).glob("runs/a/checkpoints/*.pt")):
+    time.sleep(0.02)
+process.send_signal(signal.SIGTERM)
+printed = finish(process)
+assert process.returncode == 143 and "rlbook resume runs/a" in printed
+
+# %%
+finish(start("rlbook resume runs/a"))
+lines = (Path(folder.name) / "runs/a/metrics.jsonl").read_text().splitlines()
+evaluations = [json.loads(line) for line in lines if "eval_return_mean" in line]
+assert [line["global_step"] for line in evaluations] == list(range(1_000, 7_001, 1_000))
+
+# %% [markdown]
+# The run ends with the same weights as one that was never stopped. [The run](run.ipynb) explains how.
+#
+# What has the agent learned? `evaluate` plays episodes. `predict` prints the action for one observation and
+# the Q-values that it comes from. Here the pole leans to the right and falls. From now on, `say` runs a
+# command inside this notebook, which saves the time to start a process.
+
+
+# %% tags=["hide-input"]
+def say(line: str, main: Callable[[list[str]], int] = finished.main) -> str:
+    """Run a command inside the notebook; print and return its output."""
+    said = io.StringIO()
+    both = contextlib.redirect_stdout(said), contextlib.redirect_stderr(said)
+    with both[0], both[1], contextlib.chdir(folder.name):
+        code = main(shlex.split(line)[1:])
+    print(f"$ {line}\n{said.getvalue()}" + (f"(exit code {code})\n" if code else ""))
+    return said.getvalue()
+
+
+# %%
+say("rlbook evaluate runs/a --episodes 20")
+answer = json.loads(say('rlbook predict runs/a --observation "[0, 0, 0.1, 0.5]"'))
+assert answer["action"] == answer["q_values"].index(max(answer["q_values"]))
+
+# %% [markdown]
+# Watch it play. The command writes an animation; here are six of its frames.
+
+# %%
+say("rlbook watch runs/a --out agent.gif --max-steps 100 --seed 1")
+with Image.open(Path(folder.name) / "agent.gif") as animation:
+    frames = []
+    for i in range(animation.n_frames):
+        animation.seek(i)
+        frames.append(np.asarray(animation.convert("RGB")))
+display(filmstrip(pick_frames(frames, 6)))
+
+# %% [markdown]
+# And the learning curve of the run:
+
+# %%
+say("rlbook plot runs/a --out curve.png")
+display(Image.open(Path(folder.name) / "curve.png").resize((825, 424)))
+
+# %% [markdown]
+# Now you build this command.
+#
+# ## The parser
+#
+# Python's `argparse` answers a mistake with the usage of the whole command and puts the reason into the
+# last line. A training command has many flags, so its usage is long:
 
 # %%
 plain = argparse.ArgumentParser(prog="rlbook train")
-add_flags(plain, Config)
+add_flags(plain, rlbook.ALGORITHMS["dqn"].config_class)
 said = io.StringIO()
 with contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
     plain.parse_args(["--total-step", "100", "--sead", "1"])
-print(said.getvalue())
+*usage, last = said.getvalue().splitlines()
+print(f"({len(usage)} lines of usage)", last, sep="\n")
 
 # %% [markdown]
-# Worse, `--total-step` was taken for `--total-steps`, because `argparse` completes what it can. A
-# script that relies on this breaks on the day when a second flag begins with the same letters.
+# And it accepted `--total-step` for `--total-steps`, because `argparse` completes flags. A script that
+# relies on this breaks as soon as a second flag starts with the same letters.
 #
-# The parser of this book completes nothing, and its complaint is an exception with one sentence.
-# An unknown flag is answered with the nearest one that exists.
+# Our parser completes nothing. A mistake raises a `ValueError` with one sentence, which names the nearest
+# flag if there is one.
 
 # %%
 #| export
 class Parser(argparse.ArgumentParser):
-    """A parser of arguments whose complaint is an exception with one sentence."""
+    """A parser of arguments that answers a mistake with an exception of one sentence."""
 
     def __init__(self, command: str, **options: Any) -> None:
         formatter = argparse.RawDescriptionHelpFormatter
@@ -146,7 +228,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """Raise instead of printing the usage and leaving."""
+        """Raise an exception instead of printing the usage and exiting."""
         words = re.sub(r"^argument (\S+): ", r"\1 ", message)
         raise ValueError(f"{words[0].upper()}{words[1:]}: see `{self.prog} --help`.")
 
@@ -162,7 +244,6 @@ class Parser(argparse.ArgumentParser):
             raise ValueError(f"`{self.prog}` does not know what to do with {unknown[0]!r}.")
         return options
 
-
 # %%
 parser = Parser("train")
 add_flags(parser, Config)
@@ -175,23 +256,24 @@ for words in (["--sead", "1"], ["--total-step", "100"], ["--seed"], ["now"]):
 # %% [markdown]
 # ## A table of commands
 #
-# A command is a function that takes a parser and the words that were typed, and returns an exit
-# code. A decorator puts it into the table, its docstring is its line of help, and an example
-# belongs to each.
+# A command is a function that takes a parser and the words that were typed, and returns an exit code. The
+# decorator `command` puts it into a table. Its docstring is its line of help.
 
 # %%
 #| export
+CommandFunction = Callable[[Parser, list[str]], int]
+
+
 @dataclass(frozen=True)
 class Command:
     """One command: what it does in a line, an example, and the function that does it."""
 
     summary: str
     example: str
-    run: Callable[[Parser, list[str]], int]
+    run: CommandFunction
 
 
 COMMANDS: dict[str, Command] = {}
-CommandFunction = Callable[[Parser, list[str]], int]
 
 
 def command(name: str, example: str) -> Callable[[CommandFunction], CommandFunction]:
@@ -227,13 +309,10 @@ def help_text() -> str:
         ]
     )
 
-
 # %% [markdown]
-# ## What there is
-#
-# The algorithms announce themselves, so this command never needs to be touched again. Note what is
-# *not* at the top of this chapter: torch. Importing it takes seconds, and `rlbook --help` must not.
-# `rlbook.ALGORITHMS` imports the algorithms when it is first asked for.
+# The first command lists the algorithms. `rlbook.ALGORITHMS` imports them when it is first used, and with
+# them torch, which takes seconds. That is why torch is not among the imports of this chapter:
+# `rlbook --help` should answer at once.
 
 # %%
 #| export
@@ -248,22 +327,15 @@ def list_command(parser: Parser, arguments: list[str]) -> int:
         print(f"{'':8} {fits}; configs: {', '.join(configs) or 'none'}")
     return 0
 
-
 # %% [markdown]
-# ## Whose settings?
+# ## Flags and files
 #
-# The flags of `rlbook train` depend on the algorithm, and the algorithm may stand in a file that a
-# flag names. So the words are read twice: first only for the algorithm and `--config`, then with
-# all the flags of that algorithm. The algorithm, if it is named, comes first; exercise 2 asks why.
+# The flags of `rlbook train` depend on the algorithm, and the algorithm may be named in a config file that
+# a flag names. So the words are read twice: first only for the algorithm and `--config`, then with all
+# flags of that algorithm. If the algorithm is typed, it comes first; exercise 2 asks why.
 
 # %%
 #| export
-def add_choice(parser: Parser) -> None:
-    """Let the algorithm be named, and a file of settings."""
-    parser.add_argument("algo", nargs="?", help="the algorithm, unless the config file names it")
-    parser.add_argument("--config", metavar="NAME|FILE", help="a shipped config or a YAML file")
-
-
 def choose(arguments: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
     """Find the algorithm and the settings of the config file before the flags are known."""
     named = arguments[0] if arguments and not arguments[0].startswith("-") else None
@@ -282,15 +354,16 @@ def choose(arguments: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
 def parse_training(
     parser: Parser, arguments: Sequence[str]
 ) -> tuple["type[Agent]", dict[str, Any], argparse.Namespace]:
-    """Parse a command that trains: the algorithm, file and flags together, other options."""
-    add_choice(parser)
+    """Parse a command that trains: the algorithm, the settings of file and flags, the options."""
+    parser.add_argument("algo", nargs="?", help="the algorithm, unless the config file names it")
+    parser.add_argument("--config", metavar="NAME|FILE", help="a shipped config or a YAML file")
     flags = parser.add_argument_group("settings [default]; these override the config file")
     algo, settings = choose(arguments)
     if algo is None:
         flags.description = f"`{parser.prog} ALGO --help` shows those of an algorithm too."
         add_flags(flags, Config)
         if {"-h", "--help"} & {*arguments}:
-            parser.parse(arguments)  # prints the help and leaves
+            parser.parse(arguments)  # prints the help and exits
         example = f"`{parser.prog} dqn`"
         raise ValueError(f"Name an algorithm, as in {example}, or a config file with `algo:`.")
     from rlbook.agent import find_algorithm
@@ -305,8 +378,9 @@ def parse_training(
 
 
 # %% [markdown]
-# The order of the last line is the order of precedence: what is typed overrides what the file says,
-# and what the file says overrides the default.
+# The last line decides which value wins: a flag overrides the file, and the file overrides the default. By
+# hand: the file below sets `lr` and `seed`, the flag sets `seed` again, and `n_step` comes from the shipped
+# config `cartpole` that the file builds on.
 
 # %%
 with contextlib.chdir(folder.name):
@@ -315,13 +389,13 @@ with contextlib.chdir(folder.name):
     agent_class, settings, _ = parse_training(Parser("train"), words)
 config: Any = make_config(agent_class.config_class, settings)
 print(f"{agent_class.name}: n_step {config.n_step}, lr {config.lr}, seed {config.seed}")
+assert (agent_class.name, config.lr, config.seed) == ("dqn", 5e-4, 4)
 
 # %% [markdown]
 # ## Training and resuming
 #
-# In Python a run without `run_dir` writes nothing. In a shell that would throw the result away with
-# the process, so a run gets a directory named after what is trained. It is made before the first
-# step, and one that holds a run already is left alone.
+# In Python a run without `run_dir` writes no files. In a shell the result would then be lost when the
+# process ends. So a run gets a directory with a name such as `runs/dqn-CartPole-v1-0`, unless you name one.
 
 # %%
 #| export
@@ -363,7 +437,7 @@ def train_command(parser: Parser, arguments: list[str]) -> int:
 #| export
 @command("resume", "rlbook resume runs/a --total-steps 100000")
 def resume_command(parser: Parser, arguments: list[str]) -> int:
-    """Go on with a run from its newest checkpoint."""
+    """Continue a run from its newest checkpoint."""
     parser.add_argument("run", help="a run directory")
     add_flags(parser, Config, ["total_steps"])
     options = parser.parse(arguments)
@@ -378,13 +452,11 @@ def resume_command(parser: Parser, arguments: list[str]) -> int:
     announce(options.run, result.metrics, result.seconds)
     return 0
 
-
 # %% [markdown]
 # ## Using a trained agent
 #
-# The remaining commands load the agent with `rlbook.load`, whichever algorithm it is, and use it.
-# `evaluate` plays episodes that were not learned from, and prints the mean with its interval. Its
-# numbers are checked by the parser, which calls `count` on the text.
+# The other commands load the agent with `rlbook.load`, which works for every algorithm. `evaluate` plays
+# greedy episodes and prints their mean return with its interval.
 
 # %%
 #| export
@@ -414,7 +486,7 @@ def evaluate_command(parser: Parser, arguments: list[str]) -> int:
     agent = rlbook.load(options.agent)
     result = agent.evaluate(options.episodes, options.seed)
     low, high = result.interval
-    known = options.episodes > 1  # one episode tells nothing about the spread
+    known = options.episodes > 1  # one episode says nothing about the spread
     if options.json:
         interval = [low, high] if known else None
         line = {"mean": result.mean, "std": result.std, "interval": interval}
@@ -426,11 +498,10 @@ def evaluate_command(parser: Parser, arguments: list[str]) -> int:
     print(f"std of episodes  {result.std:.2f}")
     return 0
 
-
 # %% [markdown]
-# `predict` takes JSON and prints JSON, so that any other program can ask the agent. An image is too
-# long for a command line: it comes as a `.npy` file. NumPy can hide a pickle in such a file, and
-# unpickling runs code, so that is turned off.
+# `predict` reads and writes JSON, so that any other program can use it. An image is too long for a command
+# line, so it may come from a `.npy` file. Such a file can contain a pickle, and reading a pickle can run
+# code ([Checkpoints](checkpoint.ipynb) shows how), so pickles are refused.
 
 # %%
 #| export
@@ -450,7 +521,6 @@ def read_observation(text: str) -> np.ndarray:
             f"An observation is JSON such as [0.1, 0, 0, 0], or a .npy file, not {text!r}."
         ) from error
 
-
 # %%
 print(read_observation("[0.1, 0, 0, 0]"), read_observation("[[1, 2], [3, 4]]").shape)
 for text in ("0.1, 0, 0, 0", "[1, [2]]", "nowhere.npy"):
@@ -464,7 +534,7 @@ for text in ("0.1, 0, 0, 0", "[1, [2]]", "nowhere.npy"):
 #| export
 @command("predict", 'rlbook predict runs/a --observation "[0.1, 0, 0, 0]"')
 def predict_command(parser: Parser, arguments: list[str]) -> int:
-    """Print as JSON what the agent does where it sees an observation, or each of a batch."""
+    """Print as JSON the action for an observation, or for each of a batch."""
     parser.add_argument("agent", help="a run directory or a checkpoint")
     example = "JSON such as [0.1, 0, 0, 0], or a .npy file"
     parser.add_argument("--observation", required=True, metavar="JSON|FILE", help=example)
@@ -481,10 +551,9 @@ def predict_command(parser: Parser, arguments: list[str]) -> int:
     print(json.dumps(answer))
     return 0
 
-
 # %% [markdown]
-# `watch` lets the agent play in an environment that returns pictures, and writes them as an
-# animation with `save_gif` from [figures](figures.ipynb).
+# `watch` plays in an environment that returns pictures, and writes them as an animation with `save_gif`
+# from [figures](figures.ipynb).
 
 # %%
 #| export
@@ -551,10 +620,9 @@ def watch_command(parser: Parser, arguments: list[str]) -> int:
     print(f"Wrote {options.out}: {len(frames)} frames, return {scored}.")
     return 0
 
-
 # %% [markdown]
-# `plot` draws the curves of any runs. Runs that differ in nothing but their seed become a mean with
-# a band. It draws the result of a sweep, too.
+# `plot` draws the learning curves of runs. Runs that differ only in their seed become one curve: a mean
+# with a band. It can draw the result of a sweep, too.
 
 # %%
 #| export
@@ -579,13 +647,11 @@ def plot_command(parser: Parser, arguments: list[str]) -> int:
     print(f"Wrote {options.out}.")
     return 0
 
-
 # %% [markdown]
 # ## Many seeds
 #
-# One seed is an anecdote. `sweep` trains several side by side, and variants of the settings if
-# asked; what happens inside is the chapter on [sweeps](sweep.ipynb), and on a cluster the chapter
-# [cluster](cluster.ipynb).
+# One seed proves little. `sweep` trains several side by side, and variants of the settings if you like.
+# [Sweeps](sweep.ipynb) shows what happens inside, and [cluster](cluster.ipynb) does it on many machines.
 
 # %%
 #| export
@@ -611,7 +677,7 @@ def sweep_command(parser: Parser, arguments: list[str]) -> int:
     if alone is not None and isinstance(seeds, list):
         raise ValueError("`seed` is the first of several, but `seeds` lists them: leave one out.")
     first = Config(seed=alone or 0).seed
-    if type(seeds) is int:  # a truth value is not a number of seeds
+    if type(seeds) is int:  # True is an int, but not a number of seeds
         if seeds > 10_000:
             raise ValueError(f"A sweep of {seeds:,} seeds would never end: take 10,000 at most.")
         seeds = list(range(first, first + seeds))
@@ -629,12 +695,10 @@ def sweep_command(parser: Parser, arguments: list[str]) -> int:
     )
     return 0
 
-
 # %% [markdown]
-# ## Making the library
+# ## Writing the library
 #
-# The last command belongs to the book itself: it writes this library
-# [from its chapters](tangle.ipynb).
+# The last command belongs to the book: it writes the library [from its chapters](tangle.ipynb).
 
 # %%
 #| export
@@ -647,28 +711,27 @@ def tangle_command(parser: Parser, arguments: list[str]) -> int:
 
     return tangle_main(["--check"] if options.check else [])
 
-
 # %% [markdown]
-# ## What can go wrong
+# ## Exit codes
 #
-# A script that calls `rlbook` looks at the exit code, a person at the last line. Both deserve to
-# know whose fault it was:
+# A script that calls `rlbook` looks at the exit code. A person reads the last line. Both tell what
+# happened:
 #
 # | exit code | what happened | what is printed |
 # |---|---|---|
-# | 0 | all is well | the result |
+# | 0 | success | the result |
 # | 1 | the run failed: a loss that is not finite, a full disk | why, and the last good checkpoint |
 # | 2 | a mistake in what was typed or in a file | what is wrong and what to do |
-# | 130, 143 | Ctrl-C, SIGTERM (128 + number of the signal) | the checkpoint, and how to go on |
-# | 141 | the reader of a pipe went away | nothing |
+# | 130, 143 | Ctrl-C, SIGTERM (128 + the number of the signal) | the checkpoint, and how to continue |
+# | 141 | the program that reads the output has ended | nothing |
 #
-# Results go to stdout, complaints to stderr, so that `rlbook predict ... | jq` never reads a
-# complaint.
+# Results go to stdout and errors to stderr, so that `rlbook predict ... | jq` never reads an error
+# message.
 
 # %%
 #| export
 def complain(message: object) -> None:
-    """Print one sentence where errors belong."""
+    """Print one sentence on stderr."""
     sys.stdout.flush()
     print(" ".join(str(message).split()), file=sys.stderr, flush=True)
 
@@ -697,10 +760,9 @@ def dispatch(arguments: list[str]) -> int:
     parser = Parser(name, description=entry.summary, epilog=f"example:\n  {entry.example}")
     return entry.run(parser, arguments[1:])
 
-
 # %% [markdown]
-# `main` is the one place that knows exit codes. Look at what it does *not* catch: a `KeyError` or a
-# `TypeError` is nobody's typing mistake but a bug in this library, and keeps its traceback.
+# Only `main` deals with exit codes. Note what it does *not* catch: a `KeyError` or a `TypeError` is a bug in
+# this library, not a mistake of the user, and keeps its traceback.
 
 # %%
 #| export
@@ -710,10 +772,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.path.append(os.getcwd())
     with warnings.catch_warnings():
         warnings.showwarning = show_warning
-        warnings.filterwarnings("ignore", module="torch")  # about its own insides
+        warnings.filterwarnings("ignore", module="torch")  # about its own internals
         try:
             code = dispatch(list(sys.argv[1:] if arguments is None else arguments))
-            sys.stdout.flush()  # here, so that a closed pipe is noticed inside
+            sys.stdout.flush()  # here, so that a closed pipe raises inside this block
             return code
         except SystemExit as leaving:  # argparse has printed its help
             return int(leaving.code or 0)
@@ -729,7 +791,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except RunFailed as error:
             complain(error)
             return 1
-        except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        except BrokenPipeError:  # the reader, such as `head`, has ended
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
         except MemoryError as error:
@@ -746,149 +808,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
 if __name__ == "__main__" and "__file__" in globals():
     sys.exit(main())
 
-
 # %%
-def say(line: str) -> None:
-    """Run a command inside the notebook, as if it had been typed."""
-    said = io.StringIO()
-    both = contextlib.redirect_stdout(said), contextlib.redirect_stderr(said)
-    with both[0], both[1], contextlib.chdir(folder.name):
-        code = main(shlex.split(line)[1:])
-    print(f"$ {line}\n{said.getvalue()}" + (f"(exit code {code})\n" if code else ""))
-
-
-say("rlbook --version")
-say("rlbook --help")
+for line in ("rlbook --help", "rlbook list"):
+    say(line, main)
 
 # %% [markdown]
-# ## A session
-#
-# Now for real. `shell` starts a process as your shell would, in an empty folder, and prints what it
-# says. Which algorithms are there? Then train DQN on CartPole for a few seconds:
-
-
-# %%
-def start(line: str) -> subprocess.Popen[str]:
-    """Start a command in a process of its own."""
-    print(f"$ {line}", flush=True)
-    words = [sys.executable, "-m", "rlbook.cli", *shlex.split(line)[1:]]
-    out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.Popen(words, text=True, cwd=folder.name, **out)
-
-
-def shell(line: str) -> str:
-    """Run a command in a process of its own and show what it prints."""
-    process = start(line)
-    printed, _ = process.communicate()
-    print(printed + (f"(exit code {process.returncode})" if process.returncode else ""))
-    return printed
-
-
-say("rlbook list")
-flags = "--config cartpole --total-steps 7000 --epsilon-steps 4000 --checkpoint-every 3000"
-process = start(f"rlbook train dqn {flags} --eval-every 1000 --seed 1 --run-dir runs/a")
-
-# %% [markdown]
-# While it learns, somebody reboots the machine: the process gets SIGTERM after its first
-# checkpoint. It writes another one at once and says how to go on.
-
-# %%
-while process.poll() is None and not list(Path(folder.name).glob("runs/a/checkpoints/*.pt")):
-    time.sleep(0.02)
-process.send_signal(signal.SIGTERM)
-printed, _ = process.communicate()
-print(printed, f"(exit code {process.returncode})", sep="")
-assert process.returncode == 143 and "rlbook resume runs/a" in printed
-
-# %%
-shell("rlbook resume runs/a")
-lines = (Path(folder.name) / "runs/a/metrics.jsonl").read_text().splitlines()
-evaluations = [json.loads(line) for line in lines if "eval_return_mean" in line]
-assert [line["global_step"] for line in evaluations] == list(range(1_000, 7_001, 1_000))
-
-# %% [markdown]
-# The run continued as if nothing had happened, to the last bit: that is the promise of the chapter
-# on [the run](run.ipynb). What has it learned? Each process imports torch anew, which takes longer
-# than most of what follows, so where the process does not matter `say` stands in for `shell`.
-
-# %%
-say("rlbook evaluate runs/a --episodes 20")
-answer = json.loads(shell('rlbook predict runs/a --observation "[0, 0, 0.1, 0.5]"'))
-assert answer["action"] == answer["q_values"].index(max(answer["q_values"]))
-
-# %% [markdown]
-# A pole that leans to the right and falls: the agent compares its two values and prints both. Watch
-# it play. The animation is a file for a browser; here are six of its frames.
-
-# %%
-say("rlbook watch runs/a --out agent.gif --max-steps 100 --seed 1")
-with Image.open(Path(folder.name) / "agent.gif") as animation:
-    frames = []
-    for i in range(animation.n_frames):
-        animation.seek(i)
-        frames.append(np.asarray(animation.convert("RGB")))
-display(filmstrip(pick_frames(frames, 6)))
-
-# %% [markdown]
-# The learning curve of this one run:
-
-# %%
-say("rlbook plot runs/a --out curve.png")
-display(Image.open(Path(folder.name) / "curve.png").resize((825, 424)))
-
-# %% [markdown]
-# Two seeds side by side, far too short to learn, only to show the form. And the library is as the
-# chapters say:
-
-# %%
-tiny = "--total-steps 300 --eval-every 150 --eval-episodes 2 --run-dir sweeps/tiny"
-say(f"rlbook sweep dqn {tiny} --seeds 2")
-print("$ rlbook tangle --check")  # in the folder of the book, not in the empty one
-print("exit code", main(["tangle", "--check"]))
-
-# %% [markdown]
-# ## Mistakes
-#
-# Each of these is one sentence, and nothing on the disk has changed after it.
+# Here is what users get for their mistakes. After each of them, nothing on the disk has changed.
 
 # %%
 before = {path: path.stat().st_mtime_ns for path in Path(folder.name).rglob("*")}
 for line in (
     "rlbook trian dqn",
-    "rlbook train dqm",
-    "rlbook train dqn --totl-steps 100",
-    "rlbook train dqn --seed",
     "rlbook train dqn --lr fast",
-    "rlbook train dqn --gamma 1.5",
     "rlbook train dqn --config cartpol",
-    "rlbook train --config cartpole",
-    "rlbook train sac --config my.yaml",
-    "rlbook train dqn --env-id CartPol-v1",
     "rlbook train dqn --env-id Pendulum-v1",
     "rlbook train dqn --run-dir runs/a",
-    "rlbook resume runs/b",
     "rlbook resume runs/a --total-steps 100",
-    "rlbook evaluate runs/a --episodes 0",
     'rlbook predict runs/a --observation "[1, 2]"',
     "rlbook watch runs/a --out agent.mp4",
-    "rlbook plot runs/a runs/b",
-    "rlbook sweep dqn --seeds 0",
 ):
-    say(line)
+    say(line, main)
 assert before == {path: path.stat().st_mtime_ns for path in Path(folder.name).rglob("*")}
 
 # %% [markdown]
 # ## Honest edges
 #
-# - `rlbook predict` gives a recurrent agent one observation without a past. To feed it an episode,
-#   use `agent.predict` in Python and hand the state on.
+# - `rlbook predict` gives a recurrent agent a single observation, without those before it. To play a whole
+#   episode, use `agent.predict` in Python and pass the hidden state from step to step.
 # - `rlbook train dqn --help` has to import torch to know the flags, and takes seconds.
-# - The flags of an algorithm come after its name, and there is no completion of flags by the shell.
+# - The flags of an algorithm come after its name, and the shell does not complete them.
 #
 # ## Exercises
 #
 # **Exercise 1.** Write a command `rlbook settings RUN` that prints the settings of a run that are
-# not at their default. How many places do you have to change?
+# not at their default. How many parts of the code do you have to change?
 
 # %% [markdown]
 # <details>
@@ -909,23 +862,24 @@ assert before == {path: path.stat().st_mtime_ns for path in Path(folder.name).rg
 #             print(f"{name}: {value}")
 #     return 0
 #
-# say("rlbook train dqn --total-steps 300 --learning-starts 100 --lr 0.01 --run-dir runs/new")
-# say("rlbook settings runs/new")
+# say("rlbook train dqn --total-steps 300 --learning-starts 100 --lr 0.01 --run-dir runs/new", main)
+# printed = say("rlbook settings runs/new", main)
+# assert "lr: 0.01" in printed and "seed" not in printed
 # ```
 #
 # </details>
 
 # %% [markdown]
-# **Exercise 2.** Why must the algorithm stand before the flags? What would `--hidden 64 64 dqn`
+# **Exercise 2.** Why must the algorithm come before the flags? What would `--hidden 64 64 dqn`
 # mean?
 
 # %% [markdown]
 # <details>
 # <summary>Solution</summary>
 #
-# A list takes as many words as follow, so `dqn` would be the third layer, and the complaint would
-# be about `hidden`. And before the algorithm is known, nobody knows which flags take a word: in
-# `--double dqn` it could be the value of a switch.
+# A list takes all words that follow, so `dqn` would be the third layer, and the error would be about
+# `hidden`. And before the algorithm is known, nobody can tell which flags take a word: in `--double dqn`,
+# `dqn` could be the value of the flag.
 #
 # ```python
 # import argparse
@@ -947,8 +901,8 @@ assert before == {path: path.stat().st_mtime_ns for path in Path(folder.name).rg
 # <details>
 # <summary>Solution</summary>
 #
-# JSON has no NaN. Python writes one all the same, and reads it, but other programs refuse the whole
-# line: `json.dumps({"low": float("nan")})` is `{"low": NaN}`.
+# JSON has no NaN. Python writes and reads it all the same, but other programs refuse the whole line:
+# `json.dumps({"low": float("nan")})` is `{"low": NaN}`.
 #
 # ```python
 # import json
@@ -960,9 +914,9 @@ assert before == {path: path.stat().st_mtime_ns for path in Path(folder.name).rg
 # </details>
 
 # %% [markdown]
-# **Exercise 4, a planted bug.** Somebody found the many `except` lines of `main` clumsy and wrote
-# this. It even answers more mistakes with one sentence than before. Look at the second answer: what
-# would you do with it?
+# **Exercise 4, a planted bug.** Somebody found that `main` has too many `except` lines and wrote this. It
+# even answers more mistakes with one sentence than before. Look at the second answer. What is it worth to a
+# user?
 
 
 # %%
@@ -980,8 +934,8 @@ def best_command(parser: Parser, arguments: list[str]) -> int:
     """Print the best evaluation of a run."""
     parser.add_argument("run", help="a run directory")
     path = Path(folder.name) / parser.parse(arguments).run / "metrics.jsonl"
-    rows = [json.loads(row) for row in path.read_text().splitlines()]
-    print(max(row["eval_return_mean"] for row in rows))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    print(max(line["eval_return_mean"] for line in lines))
     return 0
 
 
@@ -992,14 +946,14 @@ print("exit code", short_main(["best", "runs/a"]))
 # <details>
 # <summary>Solution</summary>
 #
-# The answer is `'eval_return_mean'`, and the exit code blames the user. In truth `best` has a bug:
-# not every line of the metrics holds an evaluation, and the `KeyError` of the first that does not
-# was caught with everything else. Its traceback, which named the line, is gone. Catch what you can
-# explain, and let the rest be seen:
+# The answer is `'eval_return_mean'`, and the exit code blames the user. In truth `best` has a bug: not
+# every line of the metrics holds an evaluation, and the first line without one raises a `KeyError`. The
+# wide `except` caught it and threw away the traceback, which named the line. Catch what you can explain,
+# and let all other exceptions through:
 #
 # ```python
 # def short_main(arguments: list[str]) -> int:
-#     """Run `rlbook`: explain what can be explained, and let the rest be seen."""
+#     """Run `rlbook`: explain the mistakes of the user, and let all other exceptions through."""
 #     try:
 #         return dispatch(arguments)
 #     except ValueError as error:
@@ -1018,8 +972,8 @@ print("exit code", short_main(["best", "runs/a"]))
 #
 # </details>
 
-# %%
-del COMMANDS["best"]  # tidy up: the table is the real one
+# %% tags=["hide-input"]
+del COMMANDS["best"]  # only for the exercise
 
 # %% [markdown]
 # **Exercise 5.** Run `rlbook list | head -1` and then `echo ${PIPESTATUS[0]}` in bash, with and
@@ -1029,10 +983,9 @@ del COMMANDS["best"]  # tidy up: the table is the real one
 # <details>
 # <summary>Solution</summary>
 #
-# With the lines: 141 (or 0, if all was written before `head` left), and nothing on stderr. Without
-# them: a traceback, or *Exception ignored in: <_io.TextIOWrapper name='<stdout>'>* when Python
-# flushes what is left while it exits. That second flush is why stdout is pointed at the null device
-# before `main` returns.
+# With the lines: 141 (or 0, if all was written before `head` ended), and nothing on stderr. Without them: a
+# traceback, or *Exception ignored in: <_io.TextIOWrapper name='<stdout>'>* when Python writes the rest
+# of its output as it exits. To prevent that, `main` redirects stdout to the null device.
 #
 # ```python
 # import subprocess
@@ -1040,7 +993,7 @@ del COMMANDS["best"]  # tidy up: the table is the real one
 #
 # line = [sys.executable, "-m", "rlbook.cli", "--help"]
 # process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-# process.stdout.close()  # nobody reads, as when `head` has left
+# process.stdout.close()  # nobody reads, as when `head` has ended
 # assert process.stderr.read() == b""
 # assert process.wait() == 141
 # ```

@@ -5,7 +5,6 @@ __all__ = [
     "Command",
     "CommandFunction",
     "Parser",
-    "add_choice",
     "announce",
     "choose",
     "command",
@@ -63,9 +62,9 @@ if TYPE_CHECKING:  # importing torch takes seconds: commands that need it import
     from rlbook.agent import Agent
 
 
-# %% book/cli.py · A parser that speaks in sentences
+# %% book/cli.py · The parser
 class Parser(argparse.ArgumentParser):
-    """A parser of arguments whose complaint is an exception with one sentence."""
+    """A parser of arguments that answers a mistake with an exception of one sentence."""
 
     def __init__(self, command: str, **options: Any) -> None:
         formatter = argparse.RawDescriptionHelpFormatter
@@ -74,7 +73,7 @@ class Parser(argparse.ArgumentParser):
         )
 
     def error(self, message: str) -> NoReturn:
-        """Raise instead of printing the usage and leaving."""
+        """Raise an exception instead of printing the usage and exiting."""
         words = re.sub(r"^argument (\S+): ", r"\1 ", message)
         raise ValueError(f"{words[0].upper()}{words[1:]}: see `{self.prog} --help`.")
 
@@ -92,17 +91,19 @@ class Parser(argparse.ArgumentParser):
 
 
 # %% book/cli.py · A table of commands
+CommandFunction = Callable[[Parser, list[str]], int]
+
+
 @dataclass(frozen=True)
 class Command:
     """One command: what it does in a line, an example, and the function that does it."""
 
     summary: str
     example: str
-    run: Callable[[Parser, list[str]], int]
+    run: CommandFunction
 
 
 COMMANDS: dict[str, Command] = {}
-CommandFunction = Callable[[Parser, list[str]], int]
 
 
 def command(name: str, example: str) -> Callable[[CommandFunction], CommandFunction]:
@@ -137,7 +138,6 @@ def help_text() -> str:
     )
 
 
-# %% book/cli.py · What there is
 @command("list", "rlbook list")
 def list_command(parser: Parser, arguments: list[str]) -> int:
     """List the algorithms and the configs that come with them."""
@@ -150,13 +150,7 @@ def list_command(parser: Parser, arguments: list[str]) -> int:
     return 0
 
 
-# %% book/cli.py · Whose settings?
-def add_choice(parser: Parser) -> None:
-    """Let the algorithm be named, and a file of settings."""
-    parser.add_argument("algo", nargs="?", help="the algorithm, unless the config file names it")
-    parser.add_argument("--config", metavar="NAME|FILE", help="a shipped config or a YAML file")
-
-
+# %% book/cli.py · Flags and files
 def choose(arguments: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
     """Find the algorithm and the settings of the config file before the flags are known."""
     named = arguments[0] if arguments and not arguments[0].startswith("-") else None
@@ -173,15 +167,16 @@ def choose(arguments: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
 def parse_training(
     parser: Parser, arguments: Sequence[str]
 ) -> tuple["type[Agent]", dict[str, Any], argparse.Namespace]:
-    """Parse a command that trains: the algorithm, file and flags together, other options."""
-    add_choice(parser)
+    """Parse a command that trains: the algorithm, the settings of file and flags, the options."""
+    parser.add_argument("algo", nargs="?", help="the algorithm, unless the config file names it")
+    parser.add_argument("--config", metavar="NAME|FILE", help="a shipped config or a YAML file")
     flags = parser.add_argument_group("settings [default]; these override the config file")
     algo, settings = choose(arguments)
     if algo is None:
         flags.description = f"`{parser.prog} ALGO --help` shows those of an algorithm too."
         add_flags(flags, Config)
         if {"-h", "--help"} & {*arguments}:
-            parser.parse(arguments)  # prints the help and leaves
+            parser.parse(arguments)  # prints the help and exits
         example = f"`{parser.prog} dqn`"
         raise ValueError(f"Name an algorithm, as in {example}, or a config file with `algo:`.")
     from rlbook.agent import find_algorithm
@@ -232,7 +227,7 @@ def train_command(parser: Parser, arguments: list[str]) -> int:
 
 @command("resume", "rlbook resume runs/a --total-steps 100000")
 def resume_command(parser: Parser, arguments: list[str]) -> int:
-    """Go on with a run from its newest checkpoint."""
+    """Continue a run from its newest checkpoint."""
     parser.add_argument("run", help="a run directory")
     add_flags(parser, Config, ["total_steps"])
     options = parser.parse(arguments)
@@ -275,7 +270,7 @@ def evaluate_command(parser: Parser, arguments: list[str]) -> int:
     agent = rlbook.load(options.agent)
     result = agent.evaluate(options.episodes, options.seed)
     low, high = result.interval
-    known = options.episodes > 1  # one episode tells nothing about the spread
+    known = options.episodes > 1  # one episode says nothing about the spread
     if options.json:
         interval = [low, high] if known else None
         line = {"mean": result.mean, "std": result.std, "interval": interval}
@@ -307,7 +302,7 @@ def read_observation(text: str) -> np.ndarray:
 
 @command("predict", 'rlbook predict runs/a --observation "[0.1, 0, 0, 0]"')
 def predict_command(parser: Parser, arguments: list[str]) -> int:
-    """Print as JSON what the agent does where it sees an observation, or each of a batch."""
+    """Print as JSON the action for an observation, or for each of a batch."""
     parser.add_argument("agent", help="a run directory or a checkpoint")
     example = "JSON such as [0.1, 0, 0, 0], or a .npy file"
     parser.add_argument("--observation", required=True, metavar="JSON|FILE", help=example)
@@ -432,7 +427,7 @@ def sweep_command(parser: Parser, arguments: list[str]) -> int:
     if alone is not None and isinstance(seeds, list):
         raise ValueError("`seed` is the first of several, but `seeds` lists them: leave one out.")
     first = Config(seed=alone or 0).seed
-    if type(seeds) is int:  # a truth value is not a number of seeds
+    if type(seeds) is int:  # True is an int, but not a number of seeds
         if seeds > 10_000:
             raise ValueError(f"A sweep of {seeds:,} seeds would never end: take 10,000 at most.")
         seeds = list(range(first, first + seeds))
@@ -451,7 +446,7 @@ def sweep_command(parser: Parser, arguments: list[str]) -> int:
     return 0
 
 
-# %% book/cli.py · Making the library
+# %% book/cli.py · Writing the library
 @command("tangle", "rlbook tangle --check")
 def tangle_command(parser: Parser, arguments: list[str]) -> int:
     """Write the library from the chapters."""
@@ -462,9 +457,9 @@ def tangle_command(parser: Parser, arguments: list[str]) -> int:
     return tangle_main(["--check"] if options.check else [])
 
 
-# %% book/cli.py · What can go wrong
+# %% book/cli.py · Exit codes
 def complain(message: object) -> None:
-    """Print one sentence where errors belong."""
+    """Print one sentence on stderr."""
     sys.stdout.flush()
     print(" ".join(str(message).split()), file=sys.stderr, flush=True)
 
@@ -498,10 +493,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.path.append(os.getcwd())
     with warnings.catch_warnings():
         warnings.showwarning = show_warning
-        warnings.filterwarnings("ignore", module="torch")  # about its own insides
+        warnings.filterwarnings("ignore", module="torch")  # about its own internals
         try:
             code = dispatch(list(sys.argv[1:] if arguments is None else arguments))
-            sys.stdout.flush()  # here, so that a closed pipe is noticed inside
+            sys.stdout.flush()  # here, so that a closed pipe raises inside this block
             return code
         except SystemExit as leaving:  # argparse has printed its help
             return int(leaving.code or 0)
@@ -517,7 +512,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except RunFailed as error:
             complain(error)
             return 1
-        except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        except BrokenPipeError:  # the reader, such as `head`, has ended
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
         except MemoryError as error:

@@ -83,7 +83,7 @@ def series_colors(algorithms: Sequence[str]) -> list[str]:
         first = algorithm in COLORS and algorithm not in algorithms[:i]
         colors.append(COLORS[algorithm] if first else free[0])
         if not first:
-            free.append(free.pop(0))  # turn the wheel: colours repeat only when all were used
+            free.append(free.pop(0))  # colours repeat only when all were used
     return colors
 
 
@@ -91,7 +91,7 @@ def series_colors(algorithms: Sequence[str]) -> list[str]:
 STYLE: dict[Any, Any] = {
     "figure.figsize": (7.0, 3.6),  # inches
     "figure.dpi": 110,  # 770 pixels: the width of a page of text, and a small file
-    "figure.facecolor": "white",  # opaque, so that black labels survive a dark page
+    "figure.facecolor": "white",  # opaque, so that black labels can be read on a dark page
     "figure.constrained_layout.use": True,
     "savefig.facecolor": "white",
     "savefig.dpi": 150,
@@ -113,7 +113,7 @@ STYLE: dict[Any, Any] = {
 
 
 def use_style() -> None:
-    """Give every figure made after this call the look of the book."""
+    """Give every figure made after this call the style of the book."""
     matplotlib.rcParams.update(STYLE)
 
 
@@ -206,7 +206,7 @@ def write_whole(path: str | Path, save: Callable[[Path], object]) -> None:
 
 
 def frame_delays(count: int, fps: float) -> list[int]:
-    """Return the delay after each frame, in hundredths of a second, such that none adds up."""
+    """Return the delay of each frame in hundredths of a second; rounding errors do not add up."""
     clock = np.round(np.arange(count + 1) * 100 / fps).astype(int)
     return [int(delay) for delay in np.diff(clock)]
 
@@ -230,7 +230,7 @@ def save_gif(frames: Frames, path: str | Path, fps: float = 30) -> None:
     write_whole(path, save)
 
 
-# %% book/figures.py · Values over two dimensions
+# %% book/figures.py · Heat maps
 def plot_heatmap(
     ax: Axes,
     values: np.ndarray,
@@ -245,7 +245,7 @@ def plot_heatmap(
     if values.ndim != 2 or min(values.shape) < 2:
         raise ValueError(f"values must be (ys, xs), two or more of each, but is {values.shape}.")
     x0, x1, y0, y1 = extent
-    # A value stands at the middle of its cell, so the outermost cells reach half a cell further.
+    # A value is at the middle of its cell, so the outermost cells reach half a cell further.
     dx, dy = (x1 - x0) / (values.shape[1] - 1) / 2, (y1 - y0) / (values.shape[0] - 1) / 2
     edges = (x0 - dx, x1 + dx, y0 - dy, y1 + dy)
     low, high = limits
@@ -260,7 +260,7 @@ def plot_heatmap(
 
 # %% book/figures.py · Stored results
 def has_scores(run: dict[str, Any], seeds: int) -> bool:
-    """Say whether a variant has an algorithm, a last evaluation a seed, and their middle."""
+    """Say whether a variant has an algorithm, a last evaluation of each seed, and their IQM."""
     final, iqm = run.get("final"), run.get("iqm")
     if not isinstance(run.get("algo"), str) or not isinstance(final, list):
         return False
@@ -283,7 +283,7 @@ def result_problem(result: Any) -> str | None:
             returns = np.asarray(run["returns"], dtype=np.float64)
             expected = (len(result["seeds"]), len(run["steps"]))
         except (KeyError, TypeError, ValueError):
-            return f"the steps or returns of {name!r} are missing or not numbers, one row per seed"
+            return f"the steps or returns of {name!r} are missing or not numbers, one list per seed"
         if not has_scores(run, len(result["seeds"])):
             return f"{name!r} lacks its algorithm, its last evaluations or their interquartile mean"
         if returns.shape != expected:
@@ -307,7 +307,7 @@ def load_result(path: str | Path) -> dict[str, Any]:
 def choose_runs(
     result: dict[str, Any], variants: Sequence[str] | Mapping[str, str] | None
 ) -> list[tuple[str, str, dict[str, Any]]]:
-    """Return label, colour and run of all or some variants, which a mapping gives labels."""
+    """Return label, colour and run of all or some variants; a mapping gives them labels."""
     runs = result["runs"]
     chosen = list(runs) if variants is None else variants
     labels = dict(chosen) if isinstance(chosen, Mapping) else {name: name for name in chosen}
@@ -323,7 +323,7 @@ def plot_result(
     result: dict[str, Any],
     variants: Sequence[str] | Mapping[str, str] | None = None,
 ) -> None:
-    """Draw the curves of a stored result, or of some variants, which a mapping gives labels."""
+    """Draw the curves of a stored result, or of some variants; a mapping gives them labels."""
     for label, color, run in choose_runs(result, variants):
         plot_band(ax, np.array(run["steps"]), np.array(run["returns"]), label, color)
     label_curves(ax, title=result["env_id"])
@@ -358,12 +358,12 @@ def plot_scores(
     ax.set(ylim=(len(chosen) - 0.5, -0.7), title=result["env_id"])
     ax.set_xlabel("return of the last evaluation: seeds, IQM and its 95 % interval")
     ax.grid(visible=False, axis="y")
-    ax.use_sticky_edges = False  # or a bar would begin at the very edge, and its dot be cut
+    ax.use_sticky_edges = False  # otherwise a bar starts at the very edge and cuts its dot
     ax.margins(x=0.08)
 
 
 def draw_result(figure: Figure, result: dict[str, Any]) -> None:
-    """Draw the curves of a stored result, and below them where the seeds end."""
+    """Draw the curves of a stored result, and below them the last evaluation of each seed."""
     rows = 0.9 + 0.35 * len(result["runs"])  # inches
     figure.set_size_inches(7, 3.6 + rows)
     curves, ends = figure.subplots(2, 1, height_ratios=[3.6, rows])
@@ -390,7 +390,7 @@ def part_colors(result: dict[str, Any], count: int) -> list[str]:
 
 
 def draw_parts(figure: Figure, result: dict[str, Any], columns: int = 4) -> None:
-    """Draw each variant of a result beside the first, and below them where all seeds end."""
+    """Draw each variant of a result beside the first, and below them the last evaluations."""
     whole, *parts = result["runs"]
     if not parts:
         raise ValueError("A result of one variant has no parts to compare: use draw_result.")
@@ -418,18 +418,18 @@ def draw_parts(figure: Figure, result: dict[str, Any], columns: int = 4) -> None
 def read_metrics(path: str | Path) -> dict[str, np.ndarray]:
     """Read `metrics.jsonl` as one array per name, NaN where a line does not have it."""
     lines = Path(path).read_text(errors="replace").splitlines()
-    rows: list[dict[str, Any]] = []
+    records: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):
         try:
-            row = json.loads(line)
-            rows.append({**row, "global_step": int(row["global_step"])})
+            record = json.loads(line)
+            records.append({**record, "global_step": int(record["global_step"])})
         except (ValueError, KeyError, TypeError) as error:
-            if number == len(lines):  # a run that is alive, or was killed, was writing it
+            if number == len(lines):  # a run that goes on, or was killed, was writing it
                 break
             raise ValueError(f"Line {number} of {path} is not a line of metrics.") from error
-    numbers = [{k: v for k, v in row.items() if isinstance(v, int | float)} for row in rows]
-    names = {name: None for row in numbers for name in row}  # a dict keeps their order
-    metrics = {name: np.array([row.get(name, np.nan) for row in numbers]) for name in names}
+    numbers = [{k: v for k, v in line.items() if isinstance(v, int | float)} for line in records]
+    names = {name: None for line in numbers for name in line}  # a dict keeps their order
+    metrics = {name: np.array([line.get(name, np.nan) for line in numbers]) for name in names}
     return {"global_step": np.array([], dtype=np.int64), **metrics}
 
 
@@ -461,7 +461,7 @@ def read_run(path: str | Path, metric: str) -> Curve:
 
 # %% book/figures.py · Runs side by side
 def group_runs(paths: Sequence[str | Path], metric: str) -> list[list[Curve]]:
-    """Put together the runs that differ in nothing but their seed."""
+    """Group the runs that differ only in their seed."""
     groups: dict[str, dict[Any, Curve]] = {}
     for path in paths:
         config, steps, values = read_run(path, metric)
@@ -476,7 +476,7 @@ def group_runs(paths: Sequence[str | Path], metric: str) -> list[list[Curve]]:
 
 
 def on_common_grid(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
-    """Return steps (points,) and values (curves, points), where all of the curves reach."""
+    """Return steps (points,) and values (curves, points) on the range that all curves cover."""
     first = max(steps[0] for _, steps, _ in curves)
     last = min(steps[-1] for _, steps, _ in curves)
     grid = np.unique(np.concatenate([steps for _, steps, _ in curves]))
@@ -487,7 +487,7 @@ def on_common_grid(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def run_labels(configs: Sequence[dict[str, Any]]) -> list[str]:
-    """Name each group by its algorithm, and by the settings in which its like differ."""
+    """Name each group by its algorithm, and by the settings in which it differs from the others."""
     labels = []
     many_envs = len({config["env_id"] for config in configs}) > 1
     for config in configs:
@@ -500,7 +500,7 @@ def run_labels(configs: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def image_kind(out: str | Path) -> str:
-    """Return the kind of picture that a name stands for, or say which there are."""
+    """Return the kind of image that a file name asks for, or say which kinds there are."""
     kind = Path(out).suffix[1:].lower()
     if kind not in ("png", "pdf", "svg"):
         raise ValueError(f"Cannot write {out}: its name must end in .png, .pdf or .svg.")
@@ -510,7 +510,7 @@ def image_kind(out: str | Path) -> str:
 def plot_runs(
     paths: Sequence[str | Path], out: str | Path, metric: str = "eval_return_mean"
 ) -> Figure:
-    """Draw runs as curves, seeds of the same settings as one band, and write the figure."""
+    """Draw runs as curves, seeds of the same settings as one with a band; write the figure."""
     if not paths:
         raise ValueError("There is no run to plot: name at least one run directory.")
     kind = image_kind(out)
@@ -532,7 +532,7 @@ def plot_runs(
 
 
 def join_results(paths: Sequence[str | Path]) -> dict[str, Any]:
-    """Read stored results as one; of several, a variant is named after its file, too."""
+    """Read stored results as one; if there are several, a variant is named after its file, too."""
     results = [load_result(path) for path in paths]
     stems = [Path(path).stem for path in paths]
     names = stems if len(set(stems)) == len(stems) else [str(path) for path in paths]
