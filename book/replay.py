@@ -174,17 +174,18 @@ plt.show()
 
 # %% [markdown]
 # A batch of 32 neighbours does the work of 3. That is the first reason for replay. The second: each
-# step is used many times, and steps in an environment are often what costs most.
+# step is used many times, and steps in an environment are often what costs most. Old steps may be used
+# because Q-learning is off-policy ([Basics](basics.ipynb)): its target does not depend on the policy that
+# took the step. SARSA could not learn from them.
 #
 # ## A transition
 #
 # What one update needs to know about one step is small and fixed: the observation, the action, the
-# reward, the next observation, whether the episode terminated there, and the discount $\gamma^k$
-# of the value of the next observation, where $k$ is the number of steps in between (1 until n-step
-# returns come). A NumPy *structured array* keeps all six fields of a transition side by side, so
+# reward, the next observation, whether the episode terminated there, and the discount of the value of
+# the next observation. For now the discount is $\gamma$; with n-step returns it becomes $\gamma^k$. A NumPy *structured array* keeps all six fields of a transition side by side, so
 # that one indexing operation gathers a whole batch.
 #
-# First, which type has one field? Floats are stored with 32 bits, which is what networks compute
+# First the type of a single field. Floats are stored with 32 bits, which is what networks compute
 # with. Everything else stays what it is, above all the bytes of an image: as floats they would take
 # four times the memory and say nothing more.
 
@@ -244,7 +245,8 @@ print({name: offset for name, (_, offset, *_) in (dtype.fields or {}).items()})
 assert dtype.itemsize == 40
 
 # %% [markdown]
-# A million of DQN's stacks of four frames, as bytes and as floats:
+# A million observations of an Atari game, each four grey images of 84 × 84 pixels, as bytes and as
+# floats:
 
 # %%
 atari = transition_dtype(image, gym.spaces.Discrete(18)).itemsize
@@ -301,7 +303,8 @@ assert np.allclose(transitions[1]["next_obs"], [0.6, 0.7])
 #
 # $$\text{index of the } i\text{-th new transition} = (\text{position} + i) \bmod \text{capacity}$$
 #
-# So the newest transition always takes the place of the oldest, and nothing is ever moved. To sample
+# So once the buffer is full the newest transition takes the place of the oldest, and nothing is ever
+# moved. To sample
 # is to draw random indices and to gather what is there.
 #
 # By hand, with room for four: after the transitions 0, 1, 2 the position is 3. Then 3, 4, 5 arrive
@@ -375,8 +378,7 @@ print(ring.sample(8)["reward"])
 
 # %% [markdown]
 # The first figure said that all ages are equally likely. A buffer of 1,000 holds the ages 0 to 999,
-# whose mean is 499.5, and a mean of 100,000 samples misses it by about
-# $1000 / \sqrt{12 \cdot 100{,}000} \approx 0.9$.
+# whose mean is 499.5:
 
 # %%
 ring = ReplayBuffer(1_000, dtype, seed=0)
@@ -450,10 +452,10 @@ assert batch.reward[0] == 5  # the same memory
 # The last three are complete at the fourth step, the end. If it was a termination, state 4 has no
 # value, and all three transitions say so. If it was a truncation, its value counts.
 #
-# The accumulator keeps one window for each of the last $n$ steps of each environment. A new step adds
-# its reward, discounted, to all windows that wait, and moves their successor; then it opens a window of
-# its own. Complete are the oldest windows, which have seen $n$ steps, and all windows of an episode that
-# ends. Each is returned once.
+# The accumulator keeps one window for each of the last $n$ steps of each environment. At each step it
+# adds the discounted reward to every window and replaces its next observation by the newest one. Then
+# it opens a window for the new step. A window is complete after $n$ steps, or when its episode ends, and
+# is returned once; what happens to it afterwards does no harm, since a copy was returned.
 
 # %%
 #| export
@@ -483,7 +485,7 @@ class NStepAccumulator:
         return windows[complete]
 
     def drop(self, episode_start: np.ndarray) -> None:
-        """Drop the windows of episodes whose end was not seen: new ones start there."""
+        """Drop windows where a new episode starts before the end of the old one was seen."""
         self.waiting[:, episode_start] = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -549,7 +551,7 @@ for terminated in (True, False):
 
 # %%
 walkers, true_values = 200, np.arange(-9, 10) / 10  # of the states 1 to 19
-table_dtype = transition_dtype(gym.spaces.MultiDiscrete([walkers, 21]), two)
+table_dtype = transition_dtype(gym.spaces.MultiDiscrete([walkers, 21]), two)  # obs: walker, state
 
 
 def learn_walk(n: int, seed: int, steps: int = 600, rate: float = 0.2) -> np.ndarray:
@@ -591,14 +593,15 @@ assert error[16][-1] > error[8][-1]
 # %% [markdown]
 # Each curve is the mean over 200 walkers. With $n = 1$ the news from an end creeps inwards by one
 # state per visit, with $n = 8$ it jumps eight. But a long window also collects the chance of eight
-# steps: $n = 16$ is as fast at first, then stays above. How much n is good depends on the task, so
-# it is a setting.
+# steps: $n = 16$ is as fast at first, then stays above. Which n is good depends on the task, so it is a
+# setting of each agent (`n_step` in DQN).
 #
 # ## When to learn
 #
-# Every agent that learns from replay shares the following settings. After `learning_starts` steps it
-# learns every `train_frequency` environment steps, and then makes `gradient_steps` updates, each with
-# a batch of its own. The first steps only fill the buffer.
+# Every agent that learns from replay has the following settings. The first `learning_starts` environment
+# steps only fill the buffer. Then, every `train_frequency` environment steps, the agent makes
+# `gradient_steps` updates, each with a batch of its own. An environment step is one step of one copy of
+# the environment: five copies that step once make five.
 
 # %%
 #| export
@@ -615,8 +618,10 @@ class ReplayConfig(Config):
     learning_starts: int = Field(
         default=1_000, ge=0, description="Environment steps before the first update."
     )
-    train_frequency: int = Field(default=4, ge=1, description="Environment steps between updates.")
-    gradient_steps: int = Field(default=1, ge=1, description="Updates each time.")
+    train_frequency: int = Field(
+        default=4, ge=1, description="Environment steps from one time to learn to the next."
+    )
+    gradient_steps: int = Field(default=1, ge=1, description="Updates each time it is time to learn.")
 
     @model_validator(mode="after")
     def check_batch_fits(self) -> Self:

@@ -158,9 +158,9 @@ def epsilon_greedy(
 # %% book/dqn.py · Settings
 def decayed(initial: float, progress: float, decay_from: float) -> float:
     """Keep `initial` up to the fraction `decay_from` of a run, then fall linearly to 0."""
-    if progress <= decay_from or decay_from == 1:  # the last step may overshoot the end
+    if progress <= decay_from or decay_from == 1:
         return initial
-    return initial * max(0.0, (1 - progress) / (1 - decay_from))
+    return initial * max(0.0, (1 - progress) / (1 - decay_from))  # the last step may overshoot
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
@@ -180,7 +180,7 @@ class DQNConfig(ReplayConfig):
     )
     lr: float = Field(default=1e-3, gt=0, description="Learning rate of Adam.")
     lr_decay_from: float = Field(
-        default=1.0, ge=0, le=1, description="Part of the run before lr falls to 0."
+        default=1.0, ge=0, le=1, description="Fraction of the run after which lr falls to 0."
     )
     n_step: int = Field(default=1, ge=1, description="Rewards summed before the target bootstraps.")
     double: bool = Field(default=True, description="Whether the Q-network chooses the next action.")
@@ -198,7 +198,7 @@ class DQNConfig(ReplayConfig):
         default=10_000, ge=1, description="Environment steps in which it falls from 1."
     )
     max_grad_norm: float | None = Field(
-        default=None, gt=0, description="Clip the gradient to this norm."
+        default=None, gt=0, description="Longer gradients are shortened to this norm."
     )
 
     def epsilon(self, step: int) -> float:

@@ -165,7 +165,7 @@ class NStepAccumulator:
         return windows[complete]
 
     def drop(self, episode_start: np.ndarray) -> None:
-        """Drop the windows of episodes whose end was not seen: new ones start there."""
+        """Drop windows where a new episode starts before the end of the old one was seen."""
         self.waiting[:, episode_start] = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -199,8 +199,10 @@ class ReplayConfig(Config):
     learning_starts: int = Field(
         default=1_000, ge=0, description="Environment steps before the first update."
     )
-    train_frequency: int = Field(default=4, ge=1, description="Environment steps between updates.")
-    gradient_steps: int = Field(default=1, ge=1, description="Updates each time.")
+    train_frequency: int = Field(
+        default=4, ge=1, description="Environment steps from one time to learn to the next."
+    )
+    gradient_steps: int = Field(default=1, ge=1, description="Updates each time it is time to learn.")
 
     @model_validator(mode="after")
     def check_batch_fits(self) -> Self:
