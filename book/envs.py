@@ -20,9 +20,9 @@
 # your own: five with Q-values that you know in advance, and two in which an agent must remember what it no
 # longer sees. The figure shows two environments of this chapter.
 #
-# On the way you meet three mistakes that raise no error and only make an agent worse, or make it look
-# better or worse than it is: a seed that is used twice, a time limit that is taken for the end, and an
-# evaluation that counts the short episodes first.
+# On the way you meet three mistakes that raise no error, and yet spoil what an agent learns or what you
+# measure: a seed that is used twice, a time limit that is taken for the end, and an evaluation that counts
+# the short episodes first.
 #
 # | | |
 # |---|---|
@@ -88,7 +88,7 @@ plt.show()
 # 1. The episode terminates when the pole falls or the cart leaves the track.
 #
 # Here are two policies of one line. The first pushes to the side to which the pole leans. The second pushes to
-# the side to which the pole will lean in a tenth of a second.
+# the side to which the pole will lean in a tenth of a second. (`gym` is Gymnasium.)
 
 
 # %%
@@ -134,8 +134,8 @@ assert nearest("Pong", ["CartPole-v1", "Acrobot-v1"]) == ""
 
 # %% [markdown]
 # `make_env` makes an environment from an id and its keywords. An id may start with a module, as in
-# `my_envs:Grid-v0`. Then that module is imported first, so that it can register its environments. Whatever goes
-# wrong becomes a `ValueError` that says what to do.
+# `my_envs:Grid-v0`. Then that module is imported first, so that Gymnasium gets to know its environments.
+# Whatever goes wrong becomes a `ValueError` that says what to do.
 
 # %%
 #| export
@@ -222,8 +222,8 @@ assert len(np.unique(counted)) == 8 and len(np.unique(derived)) == 20
 #
 # So this book derives seeds. A seed starts as a name, such as `0/envs/3`, and the hash of that name is the
 # number. Names that differ in one character have unrelated hashes, and the hash is the same on every machine.
-# By hand, with the shell: `printf 0 | sha256sum` prints `5feceb66…`. The first four bytes, the lowest first,
-# are the number 0x66ebec5f.
+# By hand, with the shell: `printf 0 | sha256sum` prints `5feceb66…`. The first four bytes are 5f, ec, eb and 66.
+# Read from the last to the first, they are the number 0x66ebec5f.
 
 # %%
 #| export
@@ -403,8 +403,8 @@ assert play(make_env("rlbook/ConstantReward-v0", {"limit": 4}), 0, seed=0) == (1
 # ## Vector environments
 #
 # A neural network answers eight observations in about the same time as one. So the agents of this book step
-# several copies of an environment side by side, as one *vector environment*: actions go in as an array
-# (environments,), and observations come out as an array (environments, …). The copies end their episodes at
+# several copies of an environment side by side, as one *vector environment*. It takes an array with one action
+# for each copy and returns an array with one observation for each copy. The copies end their episodes at
 # different steps, so each must restart by itself. When exactly?
 #
 # What an agent learns from is a *transition*: an observation, the action, the reward, the next observation and
@@ -457,12 +457,12 @@ assert same_step.count((0.0, 1.0, -1.0, True)) == 2
 
 # %% [markdown]
 # The true last observation is not lost. It is in `infos["final_obs"]`, and the mask `infos["_final_obs"]` says
-# for which copies. At a terminated step nobody needs it, because the target has no next value there. At a
-# truncated step the target bootstraps from its value, so it must be the right one.
+# which copies have one. At a terminated step nobody needs it, because nothing follows. At a truncated step the
+# target bootstraps from its value, so it must be the right one.
 #
 # So every agent of this book uses two small functions. The first makes the vector environment in this mode.
-# (`KeepLast` copies the last observation. Some environments return the same array at each step, and the reset
-# would overwrite it.)
+# Each copy is wrapped in a `KeepLast`, which copies the last observation: some environments return the same
+# array at each step, and the reset would overwrite it.
 
 # %%
 #| export
@@ -688,8 +688,8 @@ assert np.mean(means) == 38.125
 # At each step it calls the policy once, with the observations of all environments. Some policies carry
 # something from step to step, for example the last observation. This is called their *hidden state*. So a policy
 # takes three things, the observations, its hidden state (`None` at first) and a flag for the first step of an
-# episode, and returns the actions and its new hidden state. A policy without a hidden state returns `None`. All
-# agents of this book can be called like that.
+# episode, and returns the actions and its new hidden state. A policy without a hidden state returns `None`.
+# Every agent of this book has a policy of this form.
 
 # %%
 #| export
@@ -800,7 +800,7 @@ print(", ".join(f"n = {n}: {m / truth - 1:+.0%}" for n, m in zip(counts, early, 
 # %% [markdown]
 # ## Seeing less: masked CartPole
 #
-# In CartPole an observation holds all that matters: it is the state. Often it does not. A picture shows where
+# In CartPole an observation holds all that matters: it is the state. Often it holds less. A picture shows where
 # things are and not how fast they move. Such a problem is called *partially observable*.
 # `rlbook/MaskedCartPole-v0` is CartPole with both velocities hidden. Everything else is the same.
 
