@@ -42,7 +42,7 @@ from scipy.special import stdtrit
 
 # %% book/envs.py · Making an environment
 def nearest(name: str, known: Sequence[str]) -> str:
-    """Return a blank and a hint like `Did you mean 'CartPole-v1'?`, or nothing if none is close."""
+    """Return a space and a hint like `Did you mean 'CartPole-v1'?`, or nothing if none is close."""
     close = difflib.get_close_matches(name, known, n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
 
@@ -69,7 +69,7 @@ def make_env(
         hint = nearest(name, list(gym.registry)) or listed
         raise ValueError(f"There is no environment {env_id!r}.{hint}") from error
     except ValueError:
-        raise  # the environment's own words
+        raise  # the environment explains its own mistake
     except Exception as error:
         reason = str(error).partition(" was raised from the environment creator")[0]
         what = f"cannot be made: {type(error).__name__}: {reason}"
@@ -78,14 +78,14 @@ def make_env(
         raise ValueError(f"Environment {env_id!r} {what}.") from error
 
 
-# %% book/envs.py · Seeding
+# %% book/envs.py · Seeds
 def derive_seed(seed: int, *path: int | str) -> int:
     """Return an independent 32-bit seed for each purpose and step of a run."""
     name = "/".join(str(part) for part in (seed, *path))
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "little")
 
 
-# %% book/envs.py · Environments whose answer is known
+# %% book/envs.py · Environments with known values
 def register_env(name: str, max_episode_steps: int | None = None) -> None:
     """Make the class `name` of this module known to Gymnasium as `rlbook/name-v0`, once."""
     env_id = f"rlbook/{name}-v0"
@@ -94,7 +94,7 @@ def register_env(name: str, max_episode_steps: int | None = None) -> None:
 
 
 class Probe(gym.Env[np.ndarray, Any]):
-    """One number to see, one choice, and values that are known; the probes below fill it in."""
+    """One number to see, one choice, and known values; the probes below fill it in."""
 
     horizon: float = 1  # steps until the episode terminates
     limit: float = np.inf  # steps until it is truncated
@@ -114,7 +114,7 @@ class Probe(gym.Env[np.ndarray, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Start an episode and draw its sign, -1 or 1."""
+        """Start an episode and sample its sign, -1 or 1."""
         super().reset(seed=seed)
         self.steps, self.sign = 0, float(self.np_random.choice([-1.0, 1.0]))
         return np.array([self.observe()], np.float32), {}
@@ -181,7 +181,7 @@ for _probe in (OneStep, TwoStep, ObservationReward, ActionReward, ConstantReward
 
 # %% book/envs.py · Vector environments
 class KeepLast(gym.Wrapper[Any, Any, Any, Any]):
-    """Copies the last observation of an episode, which a reset might write over."""
+    """Copies the last observation of an episode, which the reset might overwrite."""
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Take a step."""
@@ -200,7 +200,7 @@ def make_vector_env(
 
 
 def true_next_obs(next_obs: np.ndarray, infos: dict[str, Any]) -> np.ndarray:
-    """Put the last observation of each ended episode back where the next first one stands."""
+    """Replace the first observation of a new episode by the last one of the episode before it."""
     if "final_obs" not in infos:
         return next_obs
     restored = next_obs.copy()
@@ -256,14 +256,14 @@ def evaluate(policy: Policy, envs: Sequence[gym.Env], seed: int) -> Evaluation:
     if not envs:
         raise ValueError("An evaluation needs at least one episode.")
     count, space = len(envs), envs[0].observation_space
-    obs = np.zeros((count, *(space.shape or ())), space.dtype)  # as a vector environment has it
+    obs = np.zeros((count, *(space.shape or ())), space.dtype)
     for i, env in enumerate(envs):
         obs[i], _ = env.reset(seed=derive_seed(seed, i))
     returns, lengths = np.zeros(count), np.zeros(count, dtype=np.int64)
     running, episode_start, state = np.ones(count, dtype=bool), np.ones(count, dtype=bool), None
     while running.any():
         actions, state = policy(obs, state, episode_start)
-        obs, episode_start = obs.copy(), np.zeros(count, dtype=bool)  # the policy may keep its own
+        obs, episode_start = obs.copy(), np.zeros(count, dtype=bool)  # the policy may keep the old
         for i in np.flatnonzero(running).tolist():
             obs[i], reward, terminated, truncated, _ = envs[i].step(actions[i])
             returns[i] += float(reward)
@@ -300,7 +300,7 @@ register_env("MaskedCartPole", max_episode_steps=500)
 
 # %% book/envs.py · Remembering longer: the T-maze
 def draw_maze(length: int, cue: int, position: int, turn: int) -> np.ndarray:
-    """Draw a T-maze from above: agent blue, goal green, cue orange while seen."""
+    """Draw a T-maze from above: agent blue, goal green, cue orange while it is seen."""
     cells = np.full((5, length + 3, 3), 200, np.uint8)  # walls
     cells[2, 1:-1] = cells[1:4, -2] = 255  # corridor and arms
     cells[2 + cue, -2] = (0, 158, 115)  # facing east, left is up
@@ -327,7 +327,7 @@ class TMaze(gym.Env[np.ndarray, Any]):
         if not isinstance(length, int | np.integer) or length < 1:
             raise ValueError(f"TMaze needs a whole length of at least 1, not {length!r}.")
         self.length, self.walk, self.render_mode = length, walk, render_mode
-        self.limit = 6 * length + 10  # for who never turns; a random walk takes 3 * length + 1.5
+        self.limit = 6 * length + 10  # a random policy takes 3 * length + 1.5 on average
         self.observation_space = Box(-1.0, 1.0, (2,), np.float32)
         self.action_space = Discrete(3 if walk else 2)
 
@@ -339,7 +339,7 @@ class TMaze(gym.Env[np.ndarray, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Go to the start and draw a cue."""
+        """Go to the start and sample a cue."""
         super().reset(seed=seed)
         self.cue = int(self.np_random.choice([-1, 1]))
         self.position = self.steps = self.turn = 0
