@@ -621,7 +621,7 @@ class ReplayConfig(Config):
     train_frequency: int = Field(
         default=4, ge=1, description="Environment steps from one time to learn to the next."
     )
-    gradient_steps: int = Field(default=1, ge=1, description="Updates each time it is time to learn.")
+    gradient_steps: int = Field(default=1, ge=1, description="Updates each time.")
 
     @model_validator(mode="after")
     def check_batch_fits(self) -> Self:
