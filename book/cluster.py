@@ -243,7 +243,8 @@ def why_it_ended(ray: Any, done: Any, item: Item, patience: float = 20.0) -> str
 # %%
 from rlbook.cli import main
 
-budget = "--total-steps 600 --warmup-steps 200 --epsilon-steps 400 --eval-every 200 --eval-episodes 5"
+budget = "--total-steps 600 --learning-starts 200 --epsilon-decay-steps 400"
+budget += " --eval-every 200 --eval-episodes 5"
 line = f"sweep dqn {budget} --checkpoint-every 200 --seeds 2"
 words = f"{line} --run-dir runs/local --out local.json"
 print(f"$ rlbook {words}")

@@ -36,7 +36,6 @@ import datetime
 import itertools
 import json
 import os
-import platform
 import re
 import signal
 import subprocess
@@ -44,22 +43,20 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import filelock
 import numpy as np
 from scipy import stats
 from tqdm import tqdm
 
-import rlbook
 from rlbook.agent import find_algorithm
 from rlbook.envs import mean_interval
 from rlbook.progress import Interrupted, Progress, RunFailed, catch_signals
-from rlbook.run import RunDirectory, resume, train
+from rlbook.run import RunDirectory, resume, train, versions
 from rlbook.settings import Config, check_names, make_config, parse_yaml, read_settings
 
 # %% [markdown]
@@ -410,12 +407,6 @@ def read_note(folder: str | Path) -> dict[str, Any]:
     return note if sound else {"seconds": 0.0}
 
 
-def versions() -> dict[str, str]:
-    """Return the versions that decide the numbers."""
-    packages = {name: version(name) for name in ("torch", "numpy", "gymnasium")}
-    return {"python": platform.python_version(), **packages, "rlbook": rlbook.__version__}
-
-
 def write_note(folder: str | Path, note: dict[str, Any]) -> None:
     """Write the note in one step."""
     path = Path(folder) / NOTE
@@ -426,27 +417,17 @@ def write_note(folder: str | Path, note: dict[str, Any]) -> None:
 
 # %% [markdown]
 # Two processes in one run directory would ruin it. It is easily done: type the command twice, or
-# start again while an old process still writes its last checkpoint. A lock of the operating system
-# is given back when its holder dies, whatever it dies of; a file that merely exists would stay.
+# start again while an old process still writes its last checkpoint. [A run](run.ipynb) refuses the
+# second one; a sweep lets it wait, and then it finds the run finished or goes on with it. The lock is
+# `filelock`'s, one of the operating system: it is given back when its holder dies, whatever it dies of.
 
 # %%
 #| export
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Wait until no other process works in `folder`, and keep others out."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "w") as file:
-        if os.name == "posix":
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX)  # falls with the process, however it ends
-        yield
-
-
 def run_item(item: Item) -> Outcome:
     """Do one run, or what is left of it: begin, go on from its checkpoint, or only read it."""
     folder = Path(item.run_dir)
-    with alone(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(folder / "lock"):  # waits for another process that works here
         outcome = outcome_of(item)
         if outcome is not None:
             return outcome
@@ -959,7 +940,7 @@ if __name__ == "__main__" and "__file__" in globals():
 # finished and another is in the middle, somebody presses Ctrl-C.
 
 # %%
-budget = "--total-steps 3000 --epsilon-steps 1500 --eval-every 500 --eval-episodes 5"
+budget = "--total-steps 3000 --epsilon-decay-steps 1500 --eval-every 500 --eval-episodes 5"
 line = f"sweep dqn --config cartpole {budget} --checkpoint-every 500 --seeds 3 --vary n_step=1,10"
 line += " --run-dir runs/steps --out steps.json"
 

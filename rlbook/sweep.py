@@ -11,7 +11,6 @@ __all__ = [
     "Report",
     "Variants",
     "Workers",
-    "alone",
     "as_line",
     "check_keys",
     "check_out",
@@ -42,7 +41,6 @@ __all__ = [
     "short",
     "summary",
     "sweep",
-    "versions",
     "worker",
     "write_note",
     "write_result",
@@ -54,7 +52,6 @@ import datetime
 import itertools
 import json
 import os
-import platform
 import re
 import signal
 import subprocess
@@ -62,22 +59,20 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import filelock
 import numpy as np
 from scipy import stats
 from tqdm import tqdm
 
-import rlbook
 from rlbook.agent import find_algorithm
 from rlbook.envs import mean_interval
 from rlbook.progress import Interrupted, Progress, RunFailed, catch_signals
-from rlbook.run import RunDirectory, resume, train
+from rlbook.run import RunDirectory, resume, train, versions
 from rlbook.settings import Config, check_names, make_config, parse_yaml, read_settings
 
 # %% book/sweep.py · Variants
@@ -276,12 +271,6 @@ def read_note(folder: str | Path) -> dict[str, Any]:
     return note if sound else {"seconds": 0.0}
 
 
-def versions() -> dict[str, str]:
-    """Return the versions that decide the numbers."""
-    packages = {name: version(name) for name in ("torch", "numpy", "gymnasium")}
-    return {"python": platform.python_version(), **packages, "rlbook": rlbook.__version__}
-
-
 def write_note(folder: str | Path, note: dict[str, Any]) -> None:
     """Write the note in one step."""
     path = Path(folder) / NOTE
@@ -290,22 +279,11 @@ def write_note(folder: str | Path, note: dict[str, Any]) -> None:
     os.replace(temporary, path)
 
 
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Wait until no other process works in `folder`, and keep others out."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "w") as file:
-        if os.name == "posix":
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX)  # falls with the process, however it ends
-        yield
-
-
 def run_item(item: Item) -> Outcome:
     """Do one run, or what is left of it: begin, go on from its checkpoint, or only read it."""
     folder = Path(item.run_dir)
-    with alone(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(folder / "lock"):  # waits for another process that works here
         outcome = outcome_of(item)
         if outcome is not None:
             return outcome
