@@ -16,8 +16,10 @@ import nbclient
 import nbformat
 import numpy as np
 import pytest
+import torch
 from helpers import CHILDREN, SMALL, in_child, learn_in_pipe, learn_in_terminal
 
+from rlbook.dqn import DQN
 from rlbook.envs import Evaluation
 from rlbook.progress import Progress, TerminalBar, catch_signals
 
@@ -111,6 +113,41 @@ def test_a_resumed_run_does_not_count_the_steps_of_the_one_before(
     progress.close(900_001)
 
 
+@pytest.fixture
+def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let agents believe that they are compiled."""
+    monkeypatch.setattr(torch, "compile", lambda method, **_: method)
+    monkeypatch.setattr("shutil.which", lambda program: program)
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_a_line_says_that_the_update_is_compiled(capsys: pytest.CaptureFixture[str]) -> None:
+    line = "dqn: compiling the update, which can take a minute"
+    for compiles in (True, False):
+        DQN(**{**SMALL, "eval_every": 100, "learning_starts": 150}, compile=compiles).learn(200)
+        lines = capsys.readouterr().out.splitlines()
+        assert [each == line for each in lines] == (
+            [False, True, False] if compiles else [False] * 2
+        )
+    DQN(**SMALL, compile=True).learn(40)  # no update, so there is nothing to wait for
+    assert line not in capsys.readouterr().out
+
+
+def test_the_bar_says_what_the_run_waits_for_until_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    progress = Progress("dqn", 0, 1_000, enabled=True)
+    progress.announce("compiling")
+    assert isinstance(progress.display, TerminalBar)
+    assert progress.display.bar.postfix == "compiling"
+    assert isinstance(sys.stderr, Terminal) and "compiling" in sys.stderr.getvalue()
+    progress.shown = 0.0
+    progress.step(10, {"loss": 0.5})
+    assert progress.display.bar.postfix == "loss=0.5"
+    progress.close(10)
+
+
 def test_an_agent_without_a_loss_can_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", Terminal())
     progress = Progress("mine", 0, 10, enabled=True)
@@ -125,6 +162,7 @@ def test_switched_off_it_says_nothing(capsys: pytest.CaptureFixture[str]) -> Non
     progress.shown = 0.0
     progress.step(5, {"loss": 1.0})
     progress.evaluated(5, Evaluation(np.ones(2), np.ones(2, dtype=np.int64)))
+    progress.announce("compiling")
     progress.close(10)
     assert capsys.readouterr() == ("", "")
 
