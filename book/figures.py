@@ -161,8 +161,8 @@ plt.show()
 # The second row shows what a reader without green-sensitive cones sees, by the model of Machado, Oliveira and
 # Fernandes. A test checks with this model that no two colours become too similar.
 #
-# When a figure has several series of one algorithm, as ablations do, the first keeps the algorithm's colour
-# and the others take what is left of the palette.
+# Some figures show one algorithm several times, for example an ablation, which runs it with one part left out.
+# Then the first curve keeps the algorithm's colour, and the others take what is left of the palette.
 
 # %%
 #| export
@@ -485,7 +485,7 @@ def write_whole(path: str | Path, save: Callable[[Path], object]) -> None:
 
 # %% [markdown]
 # GIFs play everywhere: in a README, in a mail and in a browser. They have three traps. A frame has at most 256
-# colours, and if each frame has its own set, still parts of the picture flicker. Time is counted in hundredths
+# colours, and if each frame has its own set, parts that do not move flicker. Time is counted in hundredths
 # of a second, so at 30 frames a second each frame should take 3.33 of them. And browsers slow down a GIF of
 # more than 50 frames a second.
 #
@@ -815,8 +815,8 @@ plt.show()
 
 # %% [markdown]
 # An ablation removes one part at a time and asks how much worse the algorithm gets. So each part has a panel of
-# its own, with the whole algorithm beside it, in two colours. The panels end where the returns of the seeds
-# end. A band may go further, to returns that are impossible, because Student's interval is as wide upwards as
+# its own, with the whole algorithm beside it, in two colours. The vertical axis covers the returns of the seeds.
+# A band may reach further, to returns that are impossible, because Student's interval is as wide upwards as
 # downwards.
 
 # %%

@@ -108,7 +108,7 @@ class Tally:
         return (self.step - self.start) / self.seconds
 
 # %% [markdown]
-# From these numbers come three texts: the bar of a notebook, the line of a log file, and the summary at
+# Three texts are made from these numbers: the bar of a notebook, the line of a log file, and the summary at
 # the end. `tqdm` draws the bar.
 
 # %%
@@ -318,7 +318,7 @@ assert shown[0].startswith("demo: step 1,000 of 2,000, evaluation 10.0 ± 1.0")
 #
 # Ctrl-C sends the signal SIGINT. A job scheduler that wants its machine back sends SIGTERM. By default,
 # SIGINT raises an exception wherever the program happens to be, perhaps in the middle of an update, and
-# SIGTERM ends the process at once. In neither case is there a consistent state to save.
+# SIGTERM ends the process at once. Neither leaves a consistent state to save.
 #
 # So the training loop only takes note of the signal. It finishes its step, writes a checkpoint and then
 # stops. If you press Ctrl-C twice, it stops at once. No program can catch SIGKILL:
