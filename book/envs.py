@@ -343,11 +343,14 @@ class ObservationReward(Probe):
         return self.sign
 
 
-class ActionReward(ObservationReward):
+class ActionReward(Probe):
     """Action 0 is right at -1, and 1 at 1: Q = 1 if right, else -1.
 
     A continuous action a pays 1 - (a - observation / 2)², so observation / 2 is best and pays 1.
     """
+
+    def observe(self) -> float:
+        return self.sign
 
     def reward(self, action: Any) -> float:
         if isinstance(self.action_space, Discrete):
