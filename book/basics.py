@@ -20,8 +20,8 @@
 #
 # In this chapter you answer that question in three ways. First you compute the best route with the
 # plan of the house in your hand. Then the mouse finds it by trying, and keeps what it learns in a table.
-# Last, you drop the table and let the mouse make good choices more likely, a little with each try. On
-# the way you meet the words that the rest of the book uses, each with a number that you can check in
+# Last, in a smaller world of two doors, you drop the table and let the mouse make good choices more
+# likely, a little with each try. On the way you meet the words that the rest of the book uses, each with a number that you can check in
 # your head. The figure shows where you start and what you will have computed.
 #
 # | | |
@@ -157,8 +157,8 @@ plt.show()
 # with one camera sees less: a single picture does not show how fast things move. A
 # [later chapter](drqn.ipynb) takes care of that; in this one the two are the same.
 #
-# As code, the house is three lines of text, and an action is a number that stands for a change of row
-# and column:
+# As code, the house is three lines of text, `HOUSE`. An action is a number, and `MOVES` says how it
+# changes row and column:
 
 # %%
 assert HOUSE == ("...C", ".#..", "S.c.")  # C cheese, c crumb, S start, # wall
@@ -329,7 +329,8 @@ plt.show()
 #
 # $$V_\pi(s) = \sum_a \pi(a \mid s)\, \bigl(r + \gamma\, V_\pi(s')\bigr)$$
 #
-# This is the *Bellman equation*. There is one for each state, so twelve squares make twelve linear
+# Both $r$ and $s'$ depend on $s$ and $a$. (If the environment itself is random, take the mean over its
+# outcomes as well.) This is the *Bellman equation*. There is one for each state, so twelve squares make twelve linear
 # equations with twelve unknowns. Write the mean reward of each state as a vector $r_\pi$, and the
 # probabilities of going from one state to another as a matrix $P_\pi$. Then all equations together are
 # $V = r_\pi + \gamma P_\pi V$, and NumPy solves them. Once the food is eaten nothing follows, so the squares
@@ -451,7 +452,7 @@ assert (better_value >= random_value - 1e-12).all()
 # %% [markdown]
 # Better, but the new policy takes the crumb. It trusts Q-values that assume a random walk after the first
 # step, and a random walk rarely reaches the cheese. So do it again with the Q-values of the new policy,
-# and again, until nothing changes. *Value iteration* is the short form of this. It replaces each value by
+# and again, until nothing changes. *Value iteration* does both at once, without writing a policy down. It replaces each value by
 # that of the best action, over and over:
 #
 # $$V(s) \leftarrow \max_a \bigl(r + \gamma\, V(s')\bigr)$$
@@ -490,10 +491,7 @@ assert np.allclose(best_value, promised)
 # ## Exploring and exploiting
 #
 # So far you knew the plan of the house: you called `step` for every square and every action. The mouse
-# cannot. It only sees what its own steps lead to. Here is a first way to learn. For each state and
-# action, the mouse remembers the best discounted return that it ever had from there. It acts greedily
-# on what it remembers, and chooses at random among equals. At the start it remembers nothing, so its
-# first walk is random.
+# cannot. It only sees what its own steps lead to.
 #
 # To act on what you know already is **exploiting**. To try what you do not know yet is **exploring**.
 # A greedy agent only exploits. A simple way to explore is this: with a small probability $\varepsilon$ the
@@ -518,7 +516,11 @@ chosen = [choose(np.array([0.0, 1.0, 0.0, 0.0]), 0.4, rng) for _ in range(10_000
 assert np.allclose(np.bincount(chosen) / 10_000, [0.1, 0.7, 0.1, 0.1], atol=0.02)
 
 # %% [markdown]
-# Now put 20 greedy mice into the house, one after the other, for 300 episodes each. Then 20 mice that
+# Here is a first way to learn. For each state and action, the mouse remembers the best discounted return
+# that it ever had from there. It acts greedily on what it remembers, and chooses at random among equals.
+# At the start it remembers nothing, so its first walk is random.
+#
+# Put 20 greedy mice into the house, one after the other, for 300 episodes each. Then 20 mice that
 # explore: their $\varepsilon$ starts at 1 and falls to 0.1. The *seed* of a mouse is the number that its
 # random generator starts from, so the same seed gives the same life again.
 
@@ -556,7 +558,8 @@ plt.show()
 print(f"{(greedy_paid[:, -1] == 2).sum()} of 20 greedy mice ate crumbs for ever")
 
 # %% [markdown]
-# Each line is the mean of 20 mice, and the band is the 95 % interval of that mean. A greedy mouse that
+# Each line is the mean of 20 mice, and the band is the 95 % interval of that mean: roughly, the true mean
+# lies in such a band 95 times out of 100. A greedy mouse that
 # has found the crumb goes there for ever. It does the best thing that it knows, and never learns more.
 # The few that live on cheese were lucky in their first walk.
 #
@@ -623,7 +626,7 @@ plt.show()
 # because each target also contains one step of truth, the reward. Beside the food the target is all truth,
 # so these values become right first. Then they make good targets for the squares before them.
 #
-# ### The end, and the end of watching
+# ### Terminated and truncated
 #
 # When the mouse has eaten the cheese, nothing follows. There is no next value to add, so the target is
 # the reward alone. This is the job of the flag `terminated`, which counts as 1 if it is set and as 0 if not:
@@ -652,7 +655,7 @@ assert td_target(1, True, next_q) == 1 and td_target(1, False, next_q) == 9.1
 # %% [markdown]
 # What happens if you mix them up? Imagine a warm shelf on which the mouse gets 1 for each step, for
 # ever. Its value is $1 + 0.9 + 0.9^2 + \dots = 1 / (1 - 0.9) = 10$. You watch for five steps at a time.
-# Now take each fifth step for a terminated one. Then four targets of five are $1 + 0.9\, V$, and the fifth
+# Now suppose that you wrongly treat every fifth step as terminated. Then four targets of five are $1 + 0.9\, V$, and the fifth
 # is 1. Their mean is $1 + \tfrac{4}{5} \cdot 0.9\, V$. The value settles where it is equal to that mean, at
 # $V = 1 / 0.28 = 3.57$. You get no error message, just a wrong value.
 

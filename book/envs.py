@@ -81,7 +81,8 @@ plt.show()
 #
 # An environment has two methods. `reset` starts an episode and returns the first observation. `step` takes an
 # action and returns the next observation, the reward, the two flags `terminated` and `truncated`, and a
-# dictionary with anything else. (`reset` returns such a dictionary, too.)
+# dictionary with anything else. (`reset` returns such a dictionary, too.) Two *spaces* say which values are
+# possible: `Discrete(2)` is the action 0 or 1, and `Box(-1, 1, (4,))` is four real numbers between −1 and 1.
 #
 # In CartPole, an observation is four numbers: the position and the velocity of the cart, and the angle and the
 # angular velocity of the pole. Action 0 pushes the cart to the left and action 1 to the right. Each step pays
@@ -524,7 +525,7 @@ show(stored)
 assert stored == [(-1.0, 0.0, 0.0, False), (0.0, 1.0, 1.0, True)] * 2
 
 # %% [markdown]
-# ## Bootstrap on `terminated` alone
+# ## Only `terminated` stops bootstrapping
 #
 # `ConstantReward` is the warm shelf of [Basics](basics.ipynb) as an environment: it pays 1 at every step for
 # ever, and you watch $T$ steps at a time. With $\gamma = 0.9$ its true value is $1/(1-\gamma) = 10$. Much code
@@ -584,7 +585,7 @@ plt.show()
 
 # %% [markdown]
 # The wrong values are not a matter of learning longer: they have settled on a wrong number. No network,
-# learning rate or amount of data repairs that. Hence the rule of this book: **bootstrap on `terminated` alone.**
+# learning rate or amount of data repairs that. Hence the rule of this book: **only `terminated` stops bootstrapping; `truncated` never does.**
 # Agents store `terminated` with each transition. `truncated` only tells them where an episode was cut.
 
 # %% [markdown]
@@ -1071,7 +1072,7 @@ assert set(successes) == {0.5} and evaluate(remember, mazes, seed=0).mean == 1
 # ## Exercises
 #
 # **Exercise 1.** Let an agent in `ConstantReward` see the number $t$ of steps so far, and give each $t$ its own
-# value $V_t$, 0 at first. It bootstraps on `terminated` alone, as it should. What does it learn for $V_0$, with
+# value $V_t$, 0 at first. Only `terminated` stops its bootstrapping, as it should be. What does it learn for $V_0$, with
 # $T = 10$ and $\gamma = 0.9$?
 #
 # <details>
@@ -1112,7 +1113,7 @@ assert set(successes) == {0.5} and evaluate(remember, mazes, seed=0).mean == 1
 
 # %% [markdown]
 # **Exercise 3.** A loop stores every transition of `ConstantReward` with $T = 10$ from a vector environment that
-# restarts in the next step, the false ones too, and bootstraps on `terminated` alone. Which value does it learn?
+# restarts in the next step, the false ones too, and only `terminated` stops its bootstrapping. Which value does it learn?
 # Compute it first, then run it.
 #
 # <details>
@@ -1221,7 +1222,7 @@ for seed, each in enumerate(strange):
 # In the shell, every environment of this chapter is an `--env-id` like any other:
 #
 # ```
-# rlbook train dqn --env-id rlbook/TMaze-v0 --env-kwargs "{length: 5}" --total-steps 5000
+# rlbook train drqn --env-id rlbook/TMaze-v0 --env-kwargs "{length: 5}" --total-steps 5000
 # ```
 
 # %% [markdown]

@@ -74,12 +74,12 @@
 # ### Terminated
 #
 # The episode has come to its end, as a part of the task: nothing follows, and the value of what
-# follows is zero. See [Basics](basics.ipynb#the-end-and-the-end-of-watching).
+# follows is zero. See [Basics](basics.ipynb#terminated-and-truncated).
 #
 # ### Truncated
 #
 # The episode was cut off from outside, by a time limit for example: something would have followed, so
-# the target still bootstraps. See [Basics](basics.ipynb#the-end-and-the-end-of-watching) and
+# the target still bootstraps. See [Basics](basics.ipynb#terminated-and-truncated) and
 # [Environments](envs.ipynb).
 #
 # ### Vector environment
@@ -140,7 +140,7 @@
 #
 # ### Double DQN
 #
-# The online network chooses the next action and the target network says what it is worth, which
+# The Q-network chooses the next action and the target network says what it is worth, which
 # makes the target less optimistic. See [DQN](dqn.ipynb).
 #
 # ### Overestimation
@@ -181,7 +181,7 @@
 #
 # ### Replay buffer
 #
-# A store of transitions from which batches are drawn at random. See [Replay](replay.ipynb).
+# A store of transitions from which batches are sampled at random. See [Replay](replay.ipynb).
 #
 # ### Prioritised replay
 #
@@ -190,7 +190,7 @@
 #
 # ### Importance weight
 #
-# The factor that makes up for a sample that was drawn more often than the others.
+# The factor that makes up for a transition that is sampled more often than the others.
 #
 # ### Chunk
 #
@@ -199,7 +199,7 @@
 #
 # ### Burn-in
 #
-# The first steps of a chunk, which only bring the memory up to date and are not learned from. See
+# The first steps of a chunk, which only bring the hidden state up to date and are not learned from. See
 # [R2D2](r2d2.ipynb).
 #
 # ### LSTM
@@ -237,7 +237,7 @@
 #
 # ### Critic
 #
-# The network that says what an action is worth, and along whose slope the actor climbs.
+# The network that says what an action is worth, and whose gradient tells the actor how to change its action.
 #
 # ### Entropy
 #
@@ -257,7 +257,7 @@
 #
 # ### Polyak averaging
 #
-# Moving the target network a small share of the way to the online network after each update.
+# Moving the target network a small fraction of the way to the network after each update.
 #
 # ### Augmentation
 #

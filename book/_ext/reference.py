@@ -1,7 +1,6 @@
 """Write the pages of the site that are made from the library and the notebooks."""
 
 import base64
-import dataclasses
 import hashlib
 import importlib
 import inspect
@@ -24,16 +23,11 @@ API = "reference/api"
 
 def settings_table(config: type[Config]) -> str:
     """Write the settings of an algorithm as a table: name, default and documentation."""
-    hints = inspect.get_annotations
     rows = ["| setting | default | what it is |", "|---|---|---|"]
-    types_of = {name: hint for base in config.__mro__[::-1] for name, hint in hints(base).items()}
-    for field in dataclasses.fields(config):
-        default: Any = field.default
-        if default is dataclasses.MISSING:
-            default = field.default_factory() if callable(field.default_factory) else "required"
-        kind = describe(types_of[field.name]).replace("|", r"\|")
-        doc = field.metadata.get("doc", "").replace("|", r"\|")
-        rows.append(f"| `{field.name}` | `{default!r}` | {doc} ({kind}; `{flag_name(field.name)}`) |")
+    for name, field in config.model_fields.items():
+        kind = describe(field.annotation).replace("|", r"\|")
+        doc = (field.description or "").replace("|", r"\|")
+        rows.append(f"| `{name}` | `{field.default!r}` | {doc} ({kind}; `{flag_name(name)}`) |")
     return "\n".join(rows)
 
 
