@@ -207,7 +207,7 @@ def test_a_phone_folds_sentences_and_scrolls_wide_figures(browser: Any, site: Pa
 
 def test_no_formula_is_cut_on_a_phone(browser: Any, site: Path) -> None:
     tab = browser.new_page(viewport={"width": 390, "height": 800})
-    tab.goto((site / "book" / "ensemble.html").as_uri())
+    tab.goto((site / "book" / "sac.html").as_uri())
     tab.evaluate(LOOK)
     tab.eval_on_selector_all("article details", "all => all.forEach(part => part.open = true)")
     cut = tab.eval_on_selector_all(
