@@ -19,7 +19,7 @@ for _name, _maker, _limit in (
         gym.register(f"rlbook/{_name}-v0", f"rlbook.pixels:{_maker}", max_episode_steps=_limit)
 
 # What __init__.pyi lists is imported when it is asked for: torch takes a second.
-_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_load, _, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __all__ += ["ALGORITHMS", "__version__"]
 
 
@@ -30,3 +30,8 @@ def __getattr__(name: str) -> Any:
 
         return algorithms()
     return _load(name)
+
+
+def __dir__() -> list[str]:
+    """List the names that are imported when they are asked for, too."""
+    return sorted({*globals(), *__all__})
