@@ -23,7 +23,7 @@ from rlbook.checkpoint import CheckpointDirectory
 SETTINGS = {
     "config": "cartpole",
     "num_envs": 3,  # does not divide the steps between checkpoints
-    "update_every": 8,
+    "train_frequency": 8,
     "checkpoint_every": 1000,
     "eval_every": 2500,
     "eval_episodes": 3,

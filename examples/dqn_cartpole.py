@@ -1,16 +1,18 @@
-"""Train DQN on CartPole, see what it learned, save it and load it again."""
+"""Train DQN on CartPole, see what it learned, save it and load it again.
 
+python examples/dqn_cartpole.py [STEPS]
+"""
+
+import sys
 import tempfile
 from pathlib import Path
 
 from rlbook.dqn import DQN
-from rlbook.settings import gather_settings
 
 
-def main(steps: int = 50_000) -> float:
+def main(steps: int) -> float:
     """Train at the shipped settings and return the mean of 20 greedy episodes."""
-    _, settings = gather_settings("cartpole", "dqn")  # what `--config cartpole` is in the shell
-    agent = DQN(**{**settings, "seed": 1})
+    agent = DQN.from_config("cartpole", seed=1)  # as `--config cartpole --seed 1` in the shell
     before = agent.evaluate(episodes=20).mean
     agent.learn(steps)
     with tempfile.TemporaryDirectory() as folder:
@@ -25,4 +27,4 @@ def main(steps: int = 50_000) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 50_000)

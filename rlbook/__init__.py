@@ -23,11 +23,6 @@ _load, _, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __all__ += ["ALGORITHMS", "__version__"]
 
 
-def __dir__() -> list[str]:
-    """List the names that are imported when they are asked for, too."""
-    return sorted(__all__)
-
-
 def __getattr__(name: str) -> Any:
     """Import a name of the library, or the table of all algorithms."""
     if name == "ALGORITHMS":
@@ -35,3 +30,8 @@ def __getattr__(name: str) -> Any:
 
         return algorithms()
     return _load(name)
+
+
+def __dir__() -> list[str]:
+    """List the names that are imported when they are asked for, too."""
+    return sorted({*globals(), *__all__})

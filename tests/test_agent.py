@@ -417,8 +417,8 @@ def test_importing_the_package_does_not_wait_for_torch() -> None:
     code = "import rlbook, sys; print('torch' in sys.modules, dir(rlbook))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("False") and "ALGORITHMS" in done.stdout
-    with pytest.raises(AttributeError, match="has no attribute 'lod'"):
-        _ = rlbook.lod
+    with pytest.raises(AttributeError, match="attribute lod"):
+        _ = rlbook.lod  # type: ignore[attr-defined]
 
 
 class Curious(DQN):

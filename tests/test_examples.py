@@ -1,4 +1,4 @@
-"""The example runs as a stranger would run it, only shorter."""
+"""The examples run as a stranger would run them, only shorter."""
 
 import runpy
 from pathlib import Path
@@ -16,6 +16,17 @@ def test_dqn_cartpole_runs(
     score = main(steps=1_500)
     said = capsys.readouterr().out
     assert f"after {score:.1f} (95 % interval" in said and "push to the" in said
+    assert list(tmp_path.iterdir()) == []  # it leaves nothing behind
+
+
+@pytest.mark.parametrize("name", ["drqn_cartpole", "r2d2_cartpole"])
+def test_cartpole_without_velocities_runs(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]
+    score = main(steps=1_200)
+    assert f"after 1,200 steps: {score:.1f} (95 % interval" in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []  # it leaves nothing behind
 
 
