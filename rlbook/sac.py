@@ -113,7 +113,7 @@ def check_bounds(env_id: str, space: gym.spaces.Box) -> None:
 
 
 class ActionScale:
-    """Between the actions (-1, 1) of the policy and those of the environment."""
+    """Between the actions [-1, 1] of the policy and those of the environment."""
 
     def __init__(self, space: gym.spaces.Box) -> None:
         self.low, self.high = space.low, space.high
@@ -121,12 +121,12 @@ class ActionScale:
         self.center, self.half = low / 2 + high / 2, high / 2 - low / 2
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
-        """Map (-1, 1) to the bounds, and never a rounding error beyond them."""
+        """Map [-1, 1] to the bounds, and never a rounding error beyond them."""
         scaled = (self.center + self.half * action).astype(self.low.dtype)
         return np.clip(scaled, self.low, self.high)
 
     def from_env(self, action: np.ndarray) -> np.ndarray:
-        """Map the bounds to (-1, 1)."""
+        """Map the bounds to [-1, 1]."""
         return (action - self.center) / self.half
 
 
@@ -290,7 +290,7 @@ class SAC(Agent):
     def act(
         self, obs: np.ndarray, state: Any, episode_start: np.ndarray, explore: bool
     ) -> tuple[np.ndarray, Any]:
-        """Sample from the policy, or take its mode; at first act at random within the bounds."""
+        """Sample from the policy, or take its median; at first act at random within the bounds."""
         if explore and self.global_step < self.config.learning_starts:
             action = self.generator.uniform(-1, 1, (len(obs), *self.action_space.shape))
         else:
@@ -301,7 +301,7 @@ class SAC(Agent):
         return self.scale.to_env(action), state
 
     def observe(self, transition: Transition) -> None:
-        """Store one step of all environments, with actions in (-1, 1)."""
+        """Store one step of all environments, with actions in [-1, 1]."""
         self.replay.add(
             make_transitions(
                 self.replay.storage.dtype,
