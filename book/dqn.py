@@ -1040,9 +1040,9 @@ assert dqn_loss(*hand, next_q_target)[0].item() == 2.5
 #         """Make the dueling network."""
 #         return DuelingNetwork(self.observation_space.shape[0], int(self.action_space.n))
 #
-# dueling = DuelingDQN.from_config("cartpole", seed=0, eval_every=0)
+# dueling = DuelingDQN.from_config("cartpole", seed=0, learning_starts=200, eval_every=0)
 # before = copy.deepcopy(dueling.q_network.state_dict())
-# dueling.learn(1_500, progress=False)
+# dueling.learn(500, progress=False)
 # moved = [not torch.equal(before[k], v) for k, v in dueling.q_network.state_dict().items()]
 # assert all(moved)  # both heads, the body and the LayerNorm learn
 # ```
