@@ -571,10 +571,10 @@ torch.testing.assert_close(temperature(), torch.tensor(0.2))
 # %% [markdown]
 # ## Settings
 #
-# Those of [replay](replay.ipynb) are inherited, among them `gradient_steps`: with a `train_frequency`
-# of 1 it is the number of updates after each environment step, here one. The next chapter changes it,
-# and two more: `num_critics`, and `policy_delay`, the number of critic updates for each update of the
-# actor.
+# The settings of [replay](replay.ipynb) are inherited, among them `gradient_steps`: with a
+# `train_frequency` of 1 it is the number of updates after each environment step, here one. The next
+# chapter changes it, and two more: `num_critics`, and `policy_delay`, the number of critic updates for
+# each update of the actor.
 
 # %%
 #| export
@@ -636,7 +636,7 @@ class SACConfig(ReplayConfig):
 # one-line methods, `choose_critics` and `actor_value`, are all that the next chapter replaces. The rest
 # belongs to the [loop](dqn.ipynb#the-whole-algorithm-in-one-cell) that DQN has, too: it counts
 # `updates`, saves the `parts` in checkpoints, and passes `state` and `episode_start` to `act` for
-# agents with a hidden state, which SAC has not.
+# agents with a hidden state. SAC has none.
 
 # %%
 #| export
@@ -960,7 +960,7 @@ print(made_by(ablations))
 #   do we.
 # - **Losses.** $L_\alpha$ has $\log\alpha$ where the paper's equation has $\alpha$; the authors' code
 #   has it, too. With respect to $\log\alpha$, the paper's gradient is ours times $\alpha$. The paper's
-#   $L_Q$ has a factor ½ that ours has not.
+#   $L_Q$ has a factor ½, ours has none.
 # - **Sizes.** The defaults are the papers' two layers of 256, batch 256, learning rate 3·10⁻⁴ and τ =
 #   0.005, but a buffer of 100,000 transitions and not a million. The config for Pendulum has 64 units,
 #   batch 128, 10⁻³ and τ = 0.01: smaller, so that a chapter can run it. These were found on Pendulum
