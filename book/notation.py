@@ -93,10 +93,8 @@
 # | letter | above it is | but also |
 # |---|---|---|
 # | $\alpha$ | the temperature (SAC, REDQ) | the learning rate of a table (Basics, Environments, DQN); the power of a priority (R2D2) |
-# | $\epsilon$ | a draw of Gaussian noise (SAC) | the small constant of R2D2's value rescaling |
 # | $\sigma$ | a spread | the logistic function inside an LSTM (DRQN) |
 # | $\pi$ | a policy | the number 3.14… in a Gaussian density |
-# | $h$ | the output of an LSTM | R2D2's value rescaling, $h(x)$ and $h^{-1}(x)$ |
 # | $N$ | the critics of an ensemble (REDQ) | the chunks in a buffer (R2D2) |
 # | $n$ | the steps of a return | the size of a sample; how often an action was tried (The agent) |
 # | $p$ | a priority (R2D2) | the padding around an image (DrQ-v2) |
