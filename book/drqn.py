@@ -164,14 +164,15 @@ assert success(reactive) == 0.5
 # is put out:
 #
 # $$\begin{aligned}
-#   z^g &= \sigma(W_g x_t + U_g h_{t-1} + b_g) \quad \text{for each gate } g \in \{f, i, o\}, \\
+#   z^f, z^i, z^o &= \sigma(W x_t + U h_{t-1} + b), \\
 #   c_t &= z^f \odot c_{t-1} + z^i \odot \tanh(W_c x_t + U_c h_{t-1} + b_c), \\
 #   h_t &= z^o \odot \tanh c_t.
 # \end{aligned}$$
 #
 # Here $x_t$ is the input of the LSTM, $\sigma$ the logistic function, which maps any number to one
-# between 0 and 1, and $\odot$ the product entry by entry. $h$ and $c$ together are the network's
-# *recurrent state*; where no confusion is possible we call the pair the hidden state, too.
+# between 0 and 1, and $\odot$ the product entry by entry; each gate has a $W$, $U$ and $b$ of its own.
+# $h$ and $c$ together are the network's *recurrent state*; where no confusion is possible we call the
+# pair the hidden state, too.
 #
 # One rule decides whether it works: at the start of an episode the hidden state is zero, *inside* a
 # sequence as well. A chunk of DRQN holds steps of one episode, so there the rule matters only to an
@@ -627,12 +628,12 @@ assert picked.flatten().tolist() == [2, 3, 3]
 # ## The settings
 #
 # All settings of DQN apply; a few say what a chunk is. `chunk_length` is how far the gradient reaches
-# back in time (*truncated backpropagation through time*). `start_state` says whether a chunk starts from the hidden state stored with it or from
-# zero, as in the paper: you will compare the two below. `previous_action` also shows the network the
-# action before, which tells it what it pushed. And `carry_state` can be switched off, so that you can
-# see what recurrence is worth: the same network then starts from zero at every step, in acting and in
-# learning. `reward_scale` multiplies rewards on their way into the buffer, so that values stay small
-# where every step pays 1.
+# back in time (*truncated backpropagation through time*). `start_state` says whether a chunk starts from
+# the hidden state stored with it or from zero, as in the paper: you will compare the two below.
+# `previous_action` also shows the network the action before. `carry_state` can be switched off, so
+# that you can see what recurrence is worth: the same network then starts from zero at every step, in
+# acting and in learning. `reward_scale` multiplies rewards on their way into the buffer, so that values
+# stay small where every step pays 1.
 
 # %%
 #| export

@@ -228,11 +228,11 @@ assert tenth > 0.13
 #
 # Each of the $N$ chunks in the buffer has a priority $p_i > 0$, made from its TD errors (below). Sample
 # chunk $i$ with probability $P(i) = p_i^\alpha / \sum_j p_j^\alpha$; $\alpha$ between 0 (uniform) and 1
-# says how much priorities count. Laying the numbers $p_i^\alpha$ end to end and pointing at random would do, but finding the
-# chunk under the point takes a pass over all of them. A binary tree in which each node holds the sum of
-# its two children finds it in $\log_2 N$ steps: from the top down, go left if the point is less than
-# the left child's sum; else subtract that sum and go right. A new value changes only the sums on its
-# way up.
+# says how much priorities count. Laying the numbers $p_i^\alpha$ end to end and pointing at random would
+# do, but finding the chunk under the point takes a pass over all of them. A binary tree in which each
+# node holds the sum of its two children finds it in $\log_2 N$ steps: from the top down, go left if the
+# point is less than the left child's sum; else subtract that sum and go right. A new value changes only
+# the sums on its way up.
 #
 # The tree is one array: node 1 is the top, and node $i$ has the children $2i$ and $2i + 1$. All points
 # go down together, level by level.
@@ -1069,13 +1069,15 @@ print(values_after(q, bootstrap, burn_in=3).flatten().tolist())
 # ```python
 # import copy
 #
-# student, batch = copy.deepcopy(agent), agent.sample()
-# target, trained = copy.deepcopy(agent.q_network), batch.after(agent.config.burn_in)
+# student = R2D2.from_config("masked_cartpole")
+# student.learn(4_000)
+# target, batch = copy.deepcopy(student.q_network), student.sample()
+# trained = batch.after(student.config.burn_in)
 # off = []
 # for updates in (1, 50):  # `target` lags behind by 1 update, and then by 51
 #     for _ in range(updates):
 #         student.update(student.sample())
-#     own, foreign = (agent.state_after_burn_in(net, batch) for net in (target, student.q_network))
+#     own, foreign = (student.state_after_burn_in(net, batch) for net in (target, student.q_network))
 #     with torch.no_grad():
 #         q = [target(trained.obs, state, trained.episode_start)[0] for state in (own, foreign)]
 #     off.append(float((q[0] - q[1]).abs().mean()))
