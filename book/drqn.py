@@ -15,14 +15,14 @@
 # # DRQN: an agent that remembers
 #
 # A Q-network sees one observation at a time. Where one observation does not tell everything, which
-# is called *partial observability*, no amount of training helps it. In this chapter you make DQN
-# *recurrent*: you put an LSTM between the observations and the Q-values, keep pieces of episodes in
-# the replay buffer instead of single steps, and compute the loss over sequences. At the end an agent
-# that sees neither the velocity of the cart nor that of the pole keeps the pole up, and you read the
-# hidden velocities off its hidden state.
+# is called *partial observability*, no amount of training helps it. In this chapter you turn DQN into
+# a *Deep Recurrent Q-Network* (DRQN): you put an LSTM between the observations and the Q-values, keep
+# pieces of episodes in the replay buffer instead of single steps, and compute the loss over sequences.
+# At the end an agent that sees neither the velocity of the cart nor that of the pole keeps the pole up.
 #
 # This is where we are going, on CartPole with both velocities hidden. Each curve is the mean of
-# five seeds with its 95 % interval; the commands that made them stand above the figure.
+# five seeds with its 95 % interval; the commands that made them are printed with the figure. DQN had
+# 100,000 steps and DRQN 200,000.
 
 # %% tags=["hide-input"]
 import matplotlib.pyplot as plt
@@ -40,7 +40,6 @@ from rlbook.figures import (
     pick_frames,
     plot_band,
     plot_result,
-    plot_scores,
     use_style,
 )
 
@@ -55,14 +54,17 @@ for algo, file in (("dqn", "drqn_masked_cartpole_dqn"), ("drqn", "drqn_masked_ca
 label_curves(ax, result["env_id"])
 ax.set_ylim(0, 520)
 ax.legend()
+print("DRQN, best evaluation of each seed:", [round(max(curve)) for curve in run["returns"]])
+print("DRQN, last evaluation of each seed:", [round(last) for last in run["final"]])
+assert min(max(curve) for curve in run["returns"]) > 475
 plt.show()
 
 # %% [markdown]
-# DQN, with the settings of its own chapter, stays near 40 for 100,000 steps: what it sees does not
-# tell where the pole is going. (The two differ in more than the LSTM: in discount, scale of rewards,
-# schedules and the size of updates. The ablations below take the recurrence away alone.) DRQN
-# balances: from 120,000 to 170,000 steps every seed is at 486 or more. At the end two seeds fall
-# back, to 464 and 339, so look at the curve of a run before you use its last network.
+# DQN, with the settings of its own chapter, stays near 40: what it sees does not tell where the pole
+# is going. (The two differ in more than the LSTM: in discount, scale of rewards, schedules and the
+# size of updates. The *ablations* below, runs with one part taken away, remove the recurrence alone:
+# that agent ends above DQN and far below DRQN.) Every seed of DRQN balances on the way. A seed may
+# fall back later, so look at the curve of a run before you use its last network.
 #
 # | | |
 # |---|---|
@@ -123,9 +125,8 @@ for place in ("corridor", "corridor", "junction"):
 #
 # $$P(\text{success}) = \tfrac12\, P(\text{left}) + \tfrac12\, P(\text{right}) = \tfrac12.$$
 #
-# DQN can do no better. To see that it does no worse either, let it learn, then test it once with
-# each cue: nothing else is random in an episode of the T-maze, so these two episodes are all there
-# are.
+# Training cannot change this. Let DQN learn, then test it with each cue: a greedy policy gets exactly
+# one of the two right.
 
 # %%
 class FixedCue(gym.Wrapper[np.ndarray, Any, np.ndarray, Any]):
@@ -169,11 +170,14 @@ assert success(reactive) == 0.5
 # \end{aligned}$$
 #
 # Here $x_t$ is the input of the LSTM, $\sigma$ the logistic function, which maps any number to one
-# between 0 and 1, and $\odot$ the product entry by entry. $h$ and $c$ together are the network's
-# *recurrent state*; where no confusion is possible we call the pair the hidden state, too.
+# between 0 and 1, and $\odot$ the product entry by entry; each gate has a $W$, $U$ and $b$ of its own.
+# $h$ and $c$ together are the network's *recurrent state*; where no confusion is possible we call the
+# pair the hidden state, too.
 #
-# One rule decides whether it works: at the start of an episode the hidden state is zero. A sequence
-# may contain such a start, so it must be reset *inside* the sequence as well.
+# One rule decides whether it works: at the start of an episode the hidden state is zero, *inside* a
+# sequence as well. A chunk of DRQN holds steps of one episode, so there the rule matters only to an
+# agent without recurrence, which resets at every step. R2D2's chunks may begin with padding, and the
+# episode starts after it.
 
 # %%
 #| export
@@ -188,7 +192,8 @@ def reset_state(state: State, episode_start: Tensor) -> State:
 # %% [markdown]
 # The network is an encoder (the layers of DQN), an `nn.LSTM`, and a linear head that turns $h_t$ into
 # the value of each action. `forward` takes a whole sequence. `nn.LSTM` knows nothing of episodes, so
-# the sequence is cut where one starts, and the hidden state is reset there.
+# the batch is cut at each step where any of its sequences starts an episode, and the hidden state of
+# that sequence alone is zeroed.
 
 # %%
 #| export
@@ -197,8 +202,8 @@ class LSTMQNetwork(nn.Module):
 
     def __init__(self, inputs: int, actions: int, hidden: tuple[int, ...], units: int) -> None:
         super().__init__()
-        encoder = nn.Sequential(MLP((inputs, *hidden)), nn.ReLU())
-        self.encoder = encoder if hidden else nn.Identity()
+        layers = MLP((inputs, *hidden)), nn.ReLU()
+        self.encoder = nn.Sequential(*layers) if hidden else nn.Identity()
         self.lstm = nn.LSTM((inputs, *hidden)[-1], units)
         self.head = nn.Linear(units, actions)
 
@@ -214,7 +219,7 @@ class LSTMQNetwork(nn.Module):
         outputs = []
         for first, last in pairwise(sorted({0, *starts, len(x)})):  # cut where an episode starts
             hidden, cell = reset_state(state, episode_start[first])
-            h_c = hidden.unsqueeze(0), cell.unsqueeze(0)  # nn.LSTM could have several layers
+            h_c = hidden.unsqueeze(0), cell.unsqueeze(0)  # (layers, batch, units)
             output, (hidden, cell) = self.lstm(x[first:last], h_c)
             state = hidden.squeeze(0), cell.squeeze(0)
             outputs.append(output)
@@ -266,7 +271,8 @@ assert torch.allclose(whole, torch.cat(steps), atol=1e-6)
 # what came before. So the buffer keeps *chunks*, pieces of at most `length` steps of one episode. A
 # chunk is one element of a structured array, as a transition is in [replay](replay.ipynb). The
 # observation after a step is the one before the next, so a chunk has one observation more than it
-# has steps. The hidden state before its first step is stored with it.
+# has steps. The hidden state before its first step is stored with it: the Q-network of that time
+# computed it.
 
 # %%
 #| export
@@ -277,10 +283,10 @@ def chunk_dtype(inputs: int, state_size: int, length: int) -> np.dtype:
         ("action", np.int64, (length,)),
         ("reward", np.float32, (length,)),
         ("discount", np.float32, (length,)),  # gamma ** (steps of the return)
-        ("bootstrap", np.int64, (length,)),  # the step whose value has that discount
-        ("terminated", np.bool_, (length,)),
+        ("bootstrap", np.int64, (length,)),  # index of the observation to bootstrap from
+        ("terminated", np.bool_, (length,)),  # at that observation
         ("episode_start", np.bool_, (length + 1,)),
-        ("mask", np.bool_, (length,)),  # False where a short chunk is padded
+        ("mask", np.bool_, (length,)),  # True at valid steps, False at padded ones
         ("state", np.float32, (state_size,)),  # the hidden state before the first step
     ]
     return np.dtype(fields, align=True)
@@ -289,7 +295,7 @@ def chunk_dtype(inputs: int, state_size: int, length: int) -> np.dtype:
 # %% [markdown]
 # A chunk never crosses the end of an episode: it closes when it is full or when its episode ends,
 # whichever comes first. A short episode is kept; what is missing is *padded* with zeros, and a mask
-# says so.
+# tells *valid* steps from padded ones.
 #
 # n-step returns fit in as well. Within a chunk whose last observation is number $\ell$, the return of
 # step $t$ looks $k = \min(n, \ell - t)$ steps ahead:
@@ -297,10 +303,10 @@ def chunk_dtype(inputs: int, state_size: int, length: int) -> np.dtype:
 # $$G_t = \sum_{j=0}^{k-1} \gamma^j r_{t+j}, \qquad
 #   y_t = G_t + \gamma^k \,(1 - \texttt{terminated}) \max_{a'} Q^-(o_{\le t+k}, a').$$
 #
-# $o_{\le t}$ is all that was seen up to step $t$: the hidden state makes the value depend on it. Near
-# the end of the chunk the return is shorter, never wrong: it bootstraps at $o_\ell$ with the discount
-# of the steps actually taken, and only a *terminated* episode has no value there. The buffer computes
-# this once, when a chunk closes.
+# $o_{\le t}$ is all that was seen up to step $t$: the hidden state makes the value depend on it. With
+# Double, $a'$ is the Q-network's choice instead of the maximum. Near the end of the chunk the return is
+# shorter: it bootstraps at $o_\ell$ with the discount of the steps actually taken, and only an episode
+# that *terminated* at $o_{t+k}$ has no value there. The buffer computes this once, when a chunk closes.
 
 # %%
 #| export
@@ -374,7 +380,8 @@ def to_chunks(stored: np.ndarray) -> Chunks:
 # %% [markdown]
 # The buffer holds a ring of closed chunks and, for each environment, one *open* chunk that is still
 # being filled. `append` takes one step of all environments; chunks that are full, or whose episode is
-# over, move into the ring.
+# over, move into the ring. (`begin` and `close` have arguments that are not used yet: R2D2's buffer
+# overrides both.)
 
 # %%
 #| export
@@ -403,7 +410,7 @@ class RecurrentReplayBuffer:
     ) -> None:
         """Store one step of each environment; a chunk closes when full or when its episode ends."""
         start, ended = step["episode_start"], step["terminated"] | truncated
-        self.close(start & (self.filled > 0), start)  # an episode that `learn`, called again, left
+        self.close(start & (self.filled > 0), start)  # `learn` was called again in mid-episode
         self.begin(start, state)
         envs = np.arange(len(self.open))
         for name, values in step.items():
@@ -511,15 +518,16 @@ plt.show()
 # ## The loss
 #
 # The target of a step is that of DQN, so `dqn_target` is imported. Over a batch of chunks the loss is
-# that of DQN as well, summed over the steps that exist and divided by their number. With the mask
-# $m_{t,b}$, 1 for a step and 0 for padding,
+# that of DQN as well, summed over the valid steps and divided by their number. With the mask
+# $m_{t,b}$, 1 for a valid step and 0 for padding,
 #
 # $$L = \frac{\sum_{t,b} m_{t,b}\,\bigl(Q(o_{\le t}, a_t) - y_t\bigr)^2}{\sum_{t,b} m_{t,b}}.$$
 #
-# Whatever stands in a padded step must not matter, not even what is no number. Multiplying by the
-# mask would not do, since 0 × NaN is NaN; `masked_fill` writes 0 over the value and the target of
-# each padded step, and the gradient there is 0, too. A wrong shape would be broadcast into a wrong
-# loss, so shapes are checked first. (The weights are for R2D2, in the next chapter.)
+# The value and the target of a padded step must not matter, not even a NaN. Multiplying by the mask
+# would not do, since 0 × NaN is NaN; `masked_fill` writes 0 over both, and the gradient there is 0,
+# too. (Padded observations do pass through the network: they are zeros, and come after the valid
+# steps.) A wrong shape would be broadcast into a wrong loss, so shapes are checked first. The weights
+# are for R2D2, in the next chapter.
 
 # %%
 #| export
@@ -538,7 +546,7 @@ def sequence_loss(
     weights: Tensor | float = 1.0,  # (batch,), of each chunk
     huber: bool = False,
 ) -> tuple[Tensor, Metrics, Tensor]:
-    """Return the weighted mean over the steps that exist, metrics, and TD errors (time, batch)."""
+    """Return the weighted mean over the valid steps, metrics, and TD errors (time, batch)."""
     check_steps(q.shape[:2], action=action, target=target, mask=mask)
     padded, steps = ~mask, mask.sum()
     taken = action.masked_fill(padded, 0).unsqueeze(2)
@@ -570,7 +578,7 @@ def drqn_loss(
     next_q: Tensor | None = None,  # (time, batch, actions) for Double
     huber: bool = False,
 ) -> tuple[Tensor, Metrics]:
-    """Return the mean squared (or Huber) TD error over the steps that exist, and named metrics."""
+    """Return the mean squared (or Huber) TD error over the valid steps, and named metrics."""
     check_steps(q.shape[:2], reward=reward, discount=discount, terminated=terminated)
     with torch.no_grad():
         target = dqn_target(reward, discount, terminated, next_q_target, next_q)
@@ -620,11 +628,12 @@ assert picked.flatten().tolist() == [2, 3, 3]
 # ## The settings
 #
 # All settings of DQN apply; a few say what a chunk is. `chunk_length` is how far the gradient reaches
-# back in time. `start_state` says whether a chunk starts from the hidden state stored with it or from
-# zero, as in the paper: you will compare the two below. `previous_action` also shows the network the
-# action before, which tells it what it pushed. And `carry_state` can be switched off, so that you can
-# see what recurrence is worth: the same network then starts from zero at every step, in acting and in
-# learning.
+# back in time (*truncated backpropagation through time*). `start_state` says whether a chunk starts from
+# the hidden state stored with it or from zero, as in the paper: you will compare the two below.
+# `previous_action` also shows the network the action before. `carry_state` can be switched off, so
+# that you can see what recurrence is worth: the same network then starts from zero at every step, in
+# acting and in learning. `reward_scale` multiplies rewards on their way into the buffer, so that values
+# stay small where every step pays 1.
 
 # %%
 #| export
@@ -657,11 +666,11 @@ class DRQNConfig(DQNConfig):
 
     @model_validator(mode="after")
     def check_returns_fit(self) -> Self:
-        """Raise where an n-step return would look beyond its chunk."""
+        """Raise where no return in a chunk could have n steps."""
         if self.n_step > self.chunk_length:
             raise ValueError(
                 f"Setting 'n_step' ({self.n_step}) must not exceed 'chunk_length' "
-                f"({self.chunk_length}): a return cannot look beyond its chunk."
+                f"({self.chunk_length}): no return in a chunk could have so many steps."
             )
         return self
 
@@ -705,8 +714,9 @@ assert inputs.tolist() == [[0.5, 2, 0, 0, 1]]
 # What the agent carries from step to step is the network's hidden state and the previous action, both
 # zeroed where an episode starts. `act` moves the hidden state on whatever is played: a random action
 # is a part of the past, too. `observe` stores the hidden state from *before* the step.
-# `compute_gradients` unrolls both networks over the same chunks; the target network computes a hidden
-# state of its own. `update` is that of DQN.
+# `compute_gradients` starts both networks from that stored state, which an earlier Q-network computed,
+# and each goes on with its own parameters. (How wrong that start is, the next chapter measures.)
+# `update` does the same as DQN's, with chunks.
 
 # %%
 #| export
@@ -751,7 +761,7 @@ class DRQN(Agent):
         returns = config.n_step, config.gamma
         return RecurrentReplayBuffer(config.buffer_size, dtype, config.num_envs, *returns, seed)
 
-    def reset_state(self, state: State | None, episode_start: np.ndarray) -> State:
+    def carried_state(self, state: State | None, episode_start: np.ndarray) -> State:
         """Return hidden state and previous action, zeroed where an episode starts."""
         if state is None:
             count = len(episode_start)
@@ -765,7 +775,7 @@ class DRQN(Agent):
         self, obs: np.ndarray, state: Any, episode_start: np.ndarray, explore: bool
     ) -> tuple[np.ndarray, Any]:
         """Act ε-greedily; the hidden state advances whichever action is taken."""
-        *hidden, previous_action = self.reset_state(state, episode_start)
+        *hidden, previous_action = self.carried_state(state, episode_start)
         inputs = self.preprocess(obs, previous_action.cpu().numpy())
         x = torch.from_numpy(inputs).to(self.device).unsqueeze(0)  # a sequence of length one
         start = torch.full((1, len(obs)), not self.config.carry_state, device=self.device)
@@ -779,7 +789,7 @@ class DRQN(Agent):
 
     def observe(self, transition: Transition) -> None:
         """Append the step to the open chunks, with the hidden state before it."""
-        state = self.reset_state(transition.state, transition.episode_start)
+        state = self.carried_state(transition.state, transition.episode_start)
         *hidden, previous_action = (part.cpu().numpy() for part in state)
         action = transition.action - self.action_space.start
         self.replay.append(
@@ -797,7 +807,7 @@ class DRQN(Agent):
         """Sample a batch of chunks."""
         return self.replay.sample(self.config.batch_size).to(self.device)
 
-    def start_state(self, batch: Chunks) -> State:
+    def chunk_state(self, batch: Chunks) -> State:
         """Return the hidden state that chunks start from."""
         if self.config.start_state == "zero":
             return self.q_network.initial_state(len(batch.state))
@@ -805,11 +815,11 @@ class DRQN(Agent):
 
     def compute_gradients(self, batch: Chunks) -> Metrics:
         """Backpropagate the loss of a batch of chunks."""
-        config, state, episode_start = self.config, self.start_state(batch), batch.episode_start
+        config, state, episode_start = self.config, self.chunk_state(batch), batch.episode_start
         if not config.carry_state:
             episode_start = torch.ones_like(episode_start)  # every step starts from zero
         q, _ = self.q_network(batch.obs, state, episode_start)  # (time + 1, batch, actions)
-        with torch.no_grad():  # the target network unrolls a hidden state of its own
+        with torch.no_grad():  # from the same state on with its own parameters
             q_target, _ = self.target_network(batch.obs, state, episode_start)
         loss, metrics = drqn_loss(
             q[:-1],
@@ -852,13 +862,23 @@ def train_drqn(config: DRQNConfig, progress: bool = True) -> RunResult:
 # | equation | code |
 # |---|---|
 # | $Q(o_{\le t}, \cdot)$ for $t = 0 \ldots \ell$, from the stored $(h, c)$ | `q, _ = self.q_network(batch.obs, state, episode_start)` |
-# | $Q^-(o_{\le t}, \cdot)$, a hidden state of its own, no gradient | `q_target, _ = self.target_network(batch.obs, state, episode_start)` |
+# | $Q^-(o_{\le t}, \cdot)$ from the same $(h, c)$, no gradient | `q_target, _ = self.target_network(batch.obs, state, episode_start)` |
 # | $Q^-(o_{\le t+k}, \cdot)$ where the return of step $t$ ends | `values_at(q_target, batch.bootstrap)` |
 # | $a^* = \arg\max_a Q(o_{\le t+k}, a)$ (Double) | `values_at(q.detach(), batch.bootstrap)` |
 # | $y_t = G_t + \gamma^k (1 - \texttt{terminated})\, Q^-(o_{\le t+k}, a^*)$ | `dqn_target`, in `drqn_loss` |
 # | $L = \sum m\,(Q(o_{\le t}, a_t) - y_t)^2 / \sum m$ | `sequence_loss`, in `drqn_loss` |
-# | $\theta \leftarrow \theta - \eta\, \mathrm{Adam}(\nabla_\theta L)$ | `zero_grad()`, `loss.backward()`, `optimizer.step()` |
+# | Adam on $\nabla_\theta L$ | `zero_grad()`, `loss.backward()`, `optimizer.step()` |
 # | $\theta^- \leftarrow \theta^- + \tau\,(\theta - \theta^-)$ | `polyak_update` |
+#
+# In order, one update:
+#
+# ```
+# sample a batch of chunks, each with its stored hidden state
+# unroll the Q-network and, without gradient, the target network from that state
+# compute targets, masked loss and gradients; clip the gradients
+# set the learning rate of this moment; make a step of Adam
+# every target_update_interval updates, move the target network
+# ```
 #
 # Two promises to check. With ε = 1 all actions are random, and the hidden state still moves as it does
 # when they are greedy. And where an episode starts the hidden state is reset, while the other
@@ -880,7 +900,19 @@ assert torch.allclose(mixed[0][0], fresh[0][0]) and not torch.allclose(mixed[0][
 # %% [markdown]
 # ## A live run: the T-maze
 #
-# The same maze and the same number of steps that DQN had, with chunks of 16 steps:
+# The library comes with settings for the T-maze and for CartPole without velocities. This is how they
+# differ from the defaults:
+
+# %% tags=["hide-input"]
+presets = [DRQN.from_config(name).config for name in ("tmaze", "masked_cartpole")]
+print(f"{'setting':24}{'default':>12}{'tmaze':>18}{'masked_cartpole':>28}")
+for name, value in DRQNConfig():
+    ours = [getattr(preset, name) for preset in presets]
+    if ours != [value, value]:
+        print(f"{name:24}{value!s:>12}{ours[0]!s:>18}{ours[1]!s:>28}")
+
+# %% [markdown]
+# The same maze and the same number of steps that DQN had:
 
 # %%
 recurrent = DRQN.from_config("tmaze", **budget)
@@ -962,30 +994,35 @@ assert dqn_return < 80 and drqn_return > 2 * dqn_return
 # %% [markdown]
 # ## A look inside: where are the velocities?
 #
-# The agent balances, so it must know the velocities that nobody shows it. Let it play, record its
+# If it balances, something in its state should tell the velocities. Let it play, record its
 # recurrent state (64 numbers of $h$ and 64 of $c$) and the true velocities, and fit the velocities as
 # a *linear* function of the recurrent state. The fit uses some episodes and is judged on others; $R^2$
-# is 1 for a perfect fit and 0 for one that always predicts the mean. Beside it: the same fit from the
-# observation of that moment.
+# is 1 for a perfect fit and 0 for one that always predicts the mean. Beside it, on the same episodes:
+# the fit from the observation of that moment, and from the state of an *untrained* DRQN that sees the
+# same.
 
 # %%
-def record(agent: Any, episodes: int, steps: int = 200) -> list[dict[str, np.ndarray]]:
+def record(agent: DRQN, untrained: DRQN, episodes: int) -> list[dict[str, np.ndarray]]:
     """Play episodes, a fifth of the actions random; record states, observations and velocities."""
     rng, records = np.random.default_rng(0), []
     for episode in range(episodes):
         env = make_env("rlbook/MaskedCartPole-v0")
         obs, _ = env.reset(seed=episode)
         state: Any = None
-        parts: dict[str, list[Any]] = {"state": [], "observation": [], "velocity": []}
-        for t in range(steps):
+        other: Any = None
+        names = "state", "untrained", "observation", "velocity"
+        parts: dict[str, list[Any]] = {name: [] for name in names}
+        for t in range(200):
             actions, state = agent.act(obs[None], state, np.array([t == 0]), explore=False)
+            _, other = untrained.act(obs[None], other, np.array([t == 0]), explore=False)
             cart: Any = env.unwrapped
             parts["velocity"].append([cart.state[1], cart.state[3]])
             parts["state"].append(torch.cat(state[:2], dim=1)[0].numpy())
+            parts["untrained"].append(torch.cat(other[:2], dim=1)[0].numpy())
             parts["observation"].append(obs)
             action = rng.integers(2) if rng.random() < 0.2 else actions[0]
-            played = agent.preprocess.one_hot(np.array([action]))
-            state = (*state[:2], torch.from_numpy(played))  # what was really played
+            played = torch.from_numpy(agent.preprocess.one_hot(np.array([action])))
+            state, other = (*state[:2], played), (*other[:2], played)  # what was really played
             obs, _, terminated, truncated, _ = env.step(action)
             if terminated or truncated:
                 break
@@ -1006,13 +1043,15 @@ def linear_fit(train_on: list[Any], test_on: list[Any], name: str) -> tuple[np.n
     return 1 - (error**2).mean(axis=0) / truth[1].var(axis=0), lambda r: design([r]) @ weights
 
 
-records = record(balancing, episodes=30)
+records = record(balancing, DRQN.from_config("masked_cartpole"), episodes=30)
 train_on, test_on = records[:20], records[20:]
 from_state, read = linear_fit(train_on, test_on, "state")
+from_untrained, _ = linear_fit(train_on, test_on, "untrained")
 from_observation, guess = linear_fit(train_on, test_on, "observation")
-for name, fit in (("hidden state", from_state), ("observation", from_observation)):
-    print(f"R² from the {name:12s}: cart velocity {fit[0]:.2f}, angular velocity {fit[1]:.2f}")
-assert from_state[1] > 0.7 > from_observation[1]
+fits = {"state": from_state, "untrained state": from_untrained, "observation": from_observation}
+for name, fit in fits.items():
+    print(f"R² from the {name:16s}: cart velocity {fit[0]:.2f}, angular velocity {fit[1]:.2f}")
+assert min(from_state[1], from_untrained[1]) > 0.7 > from_observation[1]
 
 # %% tags=["hide-input"]
 episode = max(test_on, key=lambda r: len(r["velocity"]))
@@ -1030,23 +1069,11 @@ axes[1].set_xlabel("time (s)")
 plt.show()
 
 # %% [markdown]
-# And the hidden state itself, along the same episode: each line is one unit of $h$, sorted by its
-# correlation with the pole's angular velocity.
-
-# %% tags=["hide-input"]
-hidden = episode["state"][:, :64].T  # (units, time)
-centred = hidden - hidden.mean(axis=1, keepdims=True)
-speed = episode["velocity"][:, 1] - episode["velocity"][:, 1].mean()
-norms = np.linalg.norm(centred, axis=1) * np.linalg.norm(speed) + 1e-9
-order = np.argsort(centred @ speed / norms)
-figure, ax = plt.subplots(figsize=(7, 3.4))
-picture = ax.imshow(
-    hidden[order], aspect="auto", cmap="RdBu", vmin=-1, vmax=1, extent=(0, seconds[-1], 0, 64)
-)
-ax.set(xlabel="time (s)", ylabel="unit of the LSTM, sorted")
-ax.grid(False)
-figure.colorbar(picture, label="hidden state h")
-plt.show()
+# The state of the trained agent tells both velocities, and so does the untrained one: an LSTM with
+# random parameters also keeps a mixture of the last observations, and a linear fit unmixes it. So
+# finding the velocities in the state does not show that training put them there. One observation, in
+# contrast, tells nothing of the pole's. What training has to add is a head, and an LSTM that feeds it,
+# that turn them into Q-values.
 
 # %% [markdown]
 # ## What each part buys
@@ -1068,9 +1095,9 @@ print(made_by(result))
 plt.show()
 
 # %% [markdown]
-# A chunk of 16 holds cue and turn, and every seed learns. With chunks of 8 and of 4 the mean stays at
-# a guess to the end. Single evaluations are sometimes all right and sometimes all wrong: the hidden
-# state may carry the cue by accident, but nothing trains the agent to keep it or to use it.
+# A chunk of 16 holds cue and turn, and every seed learns. With chunks of 8 and of 4 the agent guesses
+# to the end: the hidden state may carry the cue by accident, but nothing trains the agent to keep it
+# or to use it.
 #
 # The same at length 40, with chunks of 64 steps, and beside it DQN at length 10: mean and 95 %
 # interval of five seeds.
@@ -1092,8 +1119,8 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# With longer chunks, longer returns and more steps the longer corridor is solved as well, on every
-# seed; DQN guesses, as it must.
+# With longer chunks, longer returns and more steps the longer corridor is solved as well; DQN guesses,
+# as it must.
 #
 # **Zero or stored?** The paper starts each chunk from a hidden state of zeros. Storing it costs
 # 512 bytes a chunk. On CartPole without velocities, with chunks of 32 and of 8 steps (mean and 95 %
@@ -1106,47 +1133,46 @@ plot_result(ax, result)
 ax.set_ylim(0, 520)
 ax.legend().remove()
 figure.legend(loc="outside lower center", ncols=2)  # the bands leave no room inside
-plt.show()
 print(made_by(result))
-
-# %% tags=["hide-input"]
-figure, ax = plt.subplots(figsize=(7, 2.4))
-plot_scores(ax, result)
+for name, run in result["runs"].items():
+    iqm, low, high = run["iqm"]
+    print(f"{name:18}interquartile mean {iqm:3.0f}, 95 % interval {low:.0f} to {high:.0f}")
 plt.show()
 
 # %% [markdown]
-# With chunks of 8 the stored state has the better score, as one would expect: a chunk that starts
-# from zero has seen almost nothing by its end. With 32 steps zero has the better score. The intervals
-# are wide and overlap in both cases (8 steps: 224 to 358 and 178 to 350; 32 steps: 204 to 444 and 245
-# to 500), so neither is a proof.
+# (The *interquartile mean*, IQM, is the mean of the middle half of the seeds.) At each length the
+# intervals of stored and zero overlap: neither difference is clear.
 #
 # **And the rest?** The same task and budget, chunks of 32 steps, with one part taken away at a time:
 # the recurrence (the hidden state starts from zero at each step), the previous action as an input, the
-# target network, Double, the 8-step returns, and the factor of 0.1 on the rewards. DRQN is orange,
-# what is left black, mean and 95 % interval of five seeds; below, the last evaluations with their
-# interquartile mean (IQM).
+# target network, Double, the 8-step returns (the shipped settings have 10), and the factor of 0.1 on
+# the rewards. DRQN is orange, what is left black, mean and 95 % interval of five seeds; below, the last
+# evaluations. A difference is called clear where the intervals of the two IQMs do not overlap.
 
 # %% tags=["hide-input"]
 result = load_result("results/drqn_parts.json")
 print(made_by(result))
+whole = result["runs"]["all parts"]["iqm"]
+print(f"\n{'':22}{'IQM':>5}{'95 % interval':>16}{'after 3,000 steps':>20}  clear?")
+clear = {}
+for name, run in result["runs"].items():
+    iqm, low, high = run["iqm"]
+    early = sorted(round(curve[0]) for curve in run["returns"])
+    clear[name] = low > whole[2] or high < whole[1]
+    span, start = f"{low:.0f} to {high:.0f}", f"{early[0]} to {early[-1]}"
+    print(f"{name:22}{iqm:5.0f}{span:>16}{start:>20}  {'yes' if clear[name] else ''}")
+assert clear["no recurrence"] and clear["rewards as they are"]
 draw_parts(plt.figure(), result, columns=3)
 plt.show()
 
 # %% [markdown]
-# **Recurrence** is what DRQN was built for, and here it is taken away alone: the same network,
-# settings and previous action, without what was seen before. All five seeds end between 82 and 94, and
-# none was ever above 97, where the whole ends at 168 to 500. **The scale of the rewards** matters as
-# much: without it discounted returns are 200, the values have far to climb, and no seed ends above 144.
+# **Recurrence** is what DRQN was built for, and here it is taken away alone: the same network, settings
+# and previous action, without what was seen before. **The scale of the rewards** matters as much: as
+# they are, discounted returns are up to 200, and the values have far to climb.
 #
-# At the end no other part helps beyond doubt. At the start two do: after 3,000 steps every seed of the
-# whole is above 127, none without **the previous action** is above 37, and none with **1-step returns**
-# is above 16. Later the previous action has the higher score, the target network and the 8-step returns
-# the lower one, all by less than the intervals are wide. **Double may cost**: without it every seed ends
-# above 390, with it one of five, though the intervals (204 to 444, and 415 to 500) still overlap, and in
-# [R2D2](r2d2.ipynb) the sign is the other way round. A guess at the reason: every step pays, so values
-# have far to climb from zero, and the largest of two noisy estimates, which Double was made to distrust,
-# climbs faster. It is a finding about 24,000 steps of one task, and the settings were not changed after
-# it.
+# At the end no other part helps beyond doubt. At the start two do: without **the previous action** or
+# with **1-step returns** the agent learns more slowly, as the column for 3,000 steps shows. It is a
+# finding about 24,000 steps of one task, and the settings were not changed after it.
 #
 # ## Honest edges
 #
@@ -1160,12 +1186,10 @@ plt.show()
 # | exploration | ε to 0.1 | ε to 0.05 |
 #
 # The paper's numbers are from Atari games, some of them with half of the frames blanked, and cannot be
-# set beside ours. Its claim is modest, and so is ours: where the last observation tells everything,
-# recurrence buys nothing and costs time.
+# set beside ours.
 #
 # What this version does not claim: images, continuous actions, or learning what to carry over more
-# steps than a chunk has, as the T-maze above shows. The setting `compile` is not for recurrent agents:
-# PyTorch cannot compile an LSTM as a whole.
+# steps than a chunk has, as the T-maze above shows.
 #
 # ## Exercises
 #
@@ -1176,11 +1200,11 @@ plt.show()
 # <details>
 # <summary>Solution</summary>
 #
-# A chunk must hold cue and turn. Each random action that does not lead forward adds a step between
-# them, so early in training most episodes are longer than 11 steps and cross the chunk's border.
-# With a small ε the greedy way becomes short enough and chunks hold both. With ε = 0.3 a random
-# action fails to go forward more often than not, an episode takes noticeably more than 11 steps on
-# average, and few chunks hold both ends. Try `chunk_length=11` with both values.
+# A chunk must hold cue and turn, so the episode must not take a step more than 11. Two of three
+# actions do not lead on, so a step of the corridor fails with probability $\tfrac23 \varepsilon$; at
+# the junction one of three, the third action, does not turn. The episode fits with probability
+# $(1 - \tfrac23 \varepsilon)^{10} (1 - \tfrac13 \varepsilon)$: 70 % with ε = 0.05, and 10 % with 0.3.
+# Early in training, with ε near 1, hardly any episode fits.
 #
 # ```python
 # from rlbook.envs import make_env
@@ -1197,9 +1221,10 @@ plt.show()
 #             return count
 #     raise AssertionError
 #
-# lengths = {e: np.mean([episode_length(e, seed) for seed in range(200)]) for e in (0.0, 0.05, 0.3)}
-# print({epsilon: round(float(length), 1) for epsilon, length in lengths.items()})
-# assert lengths[0.0] == 11 and lengths[0.05] < 12 < lengths[0.3]
+# for epsilon, share in ((0.05, 0.70), (0.3, 0.10)):
+#     fits = np.mean([episode_length(epsilon, seed) == 11 for seed in range(1_000)])
+#     print(f"with a random action in {epsilon:.0%} of the steps, {fits:.0%} fit into 11 steps")
+#     assert abs(fits - share) < 0.05
 # ```
 #
 # </details>
@@ -1246,23 +1271,26 @@ plt.show()
 # </details>
 
 # %% [markdown]
-# **Exercise 3: find the bug.** A colleague unrolls chunks that contain several episodes, and has
-# written this. It runs, and for chunks of one episode it is right. Below, two batches differ only
-# in their *first* episode. What do you expect of the values in the second, and what is wrong?
+# **Exercise 3: find the bug.** A colleague unrolls sequences that contain several episodes, and has
+# written this. Below, two batches differ only in their *first* episode. Which of the printed values
+# should be equal, and are those right that are?
 
 # %%
 def unroll_sequence(network: Any, obs: Tensor, state: Any, episode_start: Tensor) -> Tensor:
-    """Return values along (time, batch, inputs), for chunks with several episodes."""
-    hidden, cell = reset_state(state, episode_start[0])
-    output, _ = network.lstm(network.encoder(obs), (hidden.unsqueeze(0), cell.unsqueeze(0)))
-    keep = ~episode_start[1:].any(dim=0)  # whose hidden state goes on
-    return network.head(output) * keep.unsqueeze(1) + network.head(output) * ~keep.unsqueeze(1)
+    """Return values along (time, batch, inputs), for sequences with several episodes."""
+    values = []
+    for x, start in zip(obs, episode_start, strict=True):
+        before = tuple(part.unsqueeze(0) for part in state)
+        output, after = network.lstm(network.encoder(x).unsqueeze(0), before)
+        values.append(network.head(output.squeeze(0)))
+        state = reset_state(tuple(part.squeeze(0) for part in after), start)
+    return torch.stack(values)
 
 
 torch.manual_seed(0)
 network = LSTMQNetwork(inputs=3, actions=2, hidden=(8,), units=16)
 for weight in network.lstm.parameters():
-    weight.data *= 4  # as if it had learned to remember
+    weight.data *= 4  # as if it had learned to carry something
 one, start = torch.randn(6, 1, 3), torch.zeros(6, 1, dtype=torch.bool)
 start[0] = start[3] = True
 other = one.clone()
@@ -1278,32 +1306,28 @@ assert not torch.allclose(values[0][3:], values[1][3:], atol=0.01)
 # <details>
 # <summary>Solution</summary>
 #
-# The two lines should be equal: what happened in an episode that is over must not matter. They are
-# not, because the hidden state is reset only before step 0. The last two lines look like care and do
-# nothing: they add up what was there. The repair goes step by step; `LSTMQNetwork.forward` cuts the
-# sequence where an episode starts, which is the same.
+# All of them should be equal: what happened in an episode that is over must not matter. The first is
+# not, because the reset comes a step late: `start` belongs to the observation `x`, so the hidden state
+# must be zeroed before the LSTM reads `x`. The others are equal and wrong all the same: the late reset
+# throws away what the first observation of the episode left.
 #
 # ```python
 # def unroll_sequence(network: Any, obs: Tensor, state: Any, episode_start: Tensor) -> Tensor:
-#     """Return values along (time, batch, inputs), for chunks with several episodes."""
+#     """Return values along (time, batch, inputs), for sequences with several episodes."""
 #     values = []
-#     for now, started in zip(obs, episode_start, strict=True):
-#         hidden, cell = reset_state(state, started)
-#         before = hidden.unsqueeze(0), cell.unsqueeze(0)
-#         output, after = network.lstm(network.encoder(now).unsqueeze(0), before)
-#         state = after[0].squeeze(0), after[1].squeeze(0)
+#     for x, start in zip(obs, episode_start, strict=True):
+#         before = tuple(part.unsqueeze(0) for part in reset_state(state, start))
+#         output, after = network.lstm(network.encoder(x).unsqueeze(0), before)
 #         values.append(network.head(output.squeeze(0)))
+#         state = tuple(part.squeeze(0) for part in after)
 #     return torch.stack(values)
 #
 # with torch.no_grad():
 #     right = [unroll_sequence(network, obs, empty, start) for obs in (one, other)]
-#     cut = [network(obs, empty, start)[0] for obs in (one, other)]
-# assert torch.equal(right[0][3:], right[1][3:]) and torch.equal(cut[0][3:], cut[1][3:])
-# assert torch.allclose(right[0], cut[0], atol=1e-6)
+#     forward = [network(obs, empty, start)[0] for obs in (one, other)]
+# assert torch.equal(right[0][3:], right[1][3:])
+# assert all(torch.allclose(*pair, atol=1e-6) for pair in zip(right, forward))
 # ```
-#
-# Our buffer never cuts a chunk across an episode, so training would not show this bug; the day
-# somebody changes the buffer, it would, as a score that is a little too low.
 #
 # </details>
 
@@ -1314,7 +1338,8 @@ assert not torch.allclose(values[0][3:], values[1][3:], atol=0.01)
 # <details>
 # <summary>Solution</summary>
 #
-# The last two observations side by side: their difference is the velocity (times 0.02 s). Atari
+# The last two observations side by side: their difference is the velocity of the step before (times
+# 0.02 s). Atari
 # agents do this with four frames. It works whenever a fixed, short past is enough. In a T-maze of
 # length 10 you would need the last eleven, and with `walk` an agent that explores needs more: a
 # window has an end, while a recurrent network learns what to keep.
@@ -1325,7 +1350,7 @@ assert not torch.allclose(values[0][3:], values[1][3:], atol=0.01)
 # env = make_env("CartPole-v1")
 # before, _ = env.reset(seed=0)
 # after, *_ = env.step(1)
-# assert abs((after[2] - before[2]) / 0.02 - before[3]) < 1e-4  # the velocity that was hidden
+# assert abs((after[2] - before[2]) / 0.02 - before[3]) < 1e-4  # the velocity one step before
 # ```
 #
 # </details>

@@ -52,6 +52,7 @@
 # | $f$ | `encoder` | the network that turns an image into features |
 # | $\pi(a \mid s)$ | `actor` | a policy: the probability, or the density, of an action |
 # | $\mu$, $\sigma$ | `mean`, `std` | the mean and the spread of a Gaussian policy before it is squashed, or of noise |
+# | $\epsilon$ | `noise` | a sample of Gaussian noise (SAC) |
 # | $J(\theta)$ | `mean_reward` | what a policy gets on average, which a policy gradient makes larger |
 # | $u$ | `u`, `unbounded` | the action before it is squashed: $a = \tanh u$ |
 # | $\alpha$ | `alpha` | the entropy coefficient (temperature) |
@@ -93,10 +94,9 @@
 # | letter | above it is | but also |
 # |---|---|---|
 # | $\alpha$ | the temperature (SAC, REDQ) | the learning rate of a table (Basics, Environments, DQN); the power of a priority (R2D2) |
-# | $\epsilon$ | a draw of Gaussian noise (SAC) | the small constant of R2D2's value rescaling |
+# | $f$ | the encoder of images (DrQ-v2) | R2D2's value rescaling, $f(x)$ and $f^{-1}(y)$; the forget gate of an LSTM, $z^f$ |
 # | $\sigma$ | a spread | the logistic function inside an LSTM (DRQN) |
 # | $\pi$ | a policy | the number 3.14… in a Gaussian density |
-# | $h$ | the output of an LSTM | R2D2's value rescaling, $h(x)$ and $h^{-1}(x)$ |
 # | $N$ | the critics of an ensemble (REDQ) | the chunks in a buffer (R2D2) |
 # | $n$ | the steps of a return | the size of a sample; how often an action was tried (The agent) |
 # | $p$ | a priority (R2D2) | the padding around an image (DrQ-v2) |

@@ -60,8 +60,8 @@ class LSTMQNetwork(nn.Module):
 
     def __init__(self, inputs: int, actions: int, hidden: tuple[int, ...], units: int) -> None:
         super().__init__()
-        encoder = nn.Sequential(MLP((inputs, *hidden)), nn.ReLU())
-        self.encoder = encoder if hidden else nn.Identity()
+        layers = MLP((inputs, *hidden)), nn.ReLU()
+        self.encoder = nn.Sequential(*layers) if hidden else nn.Identity()
         self.lstm = nn.LSTM((inputs, *hidden)[-1], units)
         self.head = nn.Linear(units, actions)
 
@@ -77,7 +77,7 @@ class LSTMQNetwork(nn.Module):
         outputs = []
         for first, last in pairwise(sorted({0, *starts, len(x)})):  # cut where an episode starts
             hidden, cell = reset_state(state, episode_start[first])
-            h_c = hidden.unsqueeze(0), cell.unsqueeze(0)  # nn.LSTM could have several layers
+            h_c = hidden.unsqueeze(0), cell.unsqueeze(0)  # (layers, batch, units)
             output, (hidden, cell) = self.lstm(x[first:last], h_c)
             state = hidden.squeeze(0), cell.squeeze(0)
             outputs.append(output)
@@ -92,10 +92,10 @@ def chunk_dtype(inputs: int, state_size: int, length: int) -> np.dtype:
         ("action", np.int64, (length,)),
         ("reward", np.float32, (length,)),
         ("discount", np.float32, (length,)),  # gamma ** (steps of the return)
-        ("bootstrap", np.int64, (length,)),  # the step whose value has that discount
-        ("terminated", np.bool_, (length,)),
+        ("bootstrap", np.int64, (length,)),  # index of the observation to bootstrap from
+        ("terminated", np.bool_, (length,)),  # at that observation
         ("episode_start", np.bool_, (length + 1,)),
-        ("mask", np.bool_, (length,)),  # False where a short chunk is padded
+        ("mask", np.bool_, (length,)),  # True at valid steps, False at padded ones
         ("state", np.float32, (state_size,)),  # the hidden state before the first step
     ]
     return np.dtype(fields, align=True)
@@ -172,7 +172,7 @@ class RecurrentReplayBuffer:
     ) -> None:
         """Store one step of each environment; a chunk closes when full or when its episode ends."""
         start, ended = step["episode_start"], step["terminated"] | truncated
-        self.close(start & (self.filled > 0), start)  # an episode that `learn`, called again, left
+        self.close(start & (self.filled > 0), start)  # `learn` was called again in mid-episode
         self.begin(start, state)
         envs = np.arange(len(self.open))
         for name, values in step.items():
@@ -231,7 +231,7 @@ def sequence_loss(
     weights: Tensor | float = 1.0,  # (batch,), of each chunk
     huber: bool = False,
 ) -> tuple[Tensor, Metrics, Tensor]:
-    """Return the weighted mean over the steps that exist, metrics, and TD errors (time, batch)."""
+    """Return the weighted mean over the valid steps, metrics, and TD errors (time, batch)."""
     check_steps(q.shape[:2], action=action, target=target, mask=mask)
     padded, steps = ~mask, mask.sum()
     taken = action.masked_fill(padded, 0).unsqueeze(2)
@@ -261,7 +261,7 @@ def drqn_loss(
     next_q: Tensor | None = None,  # (time, batch, actions) for Double
     huber: bool = False,
 ) -> tuple[Tensor, Metrics]:
-    """Return the mean squared (or Huber) TD error over the steps that exist, and named metrics."""
+    """Return the mean squared (or Huber) TD error over the valid steps, and named metrics."""
     check_steps(q.shape[:2], reward=reward, discount=discount, terminated=terminated)
     with torch.no_grad():
         target = dqn_target(reward, discount, terminated, next_q_target, next_q)
@@ -304,11 +304,11 @@ class DRQNConfig(DQNConfig):
 
     @model_validator(mode="after")
     def check_returns_fit(self) -> Self:
-        """Raise where an n-step return would look beyond its chunk."""
+        """Raise where no return in a chunk could have n steps."""
         if self.n_step > self.chunk_length:
             raise ValueError(
                 f"Setting 'n_step' ({self.n_step}) must not exceed 'chunk_length' "
-                f"({self.chunk_length}): a return cannot look beyond its chunk."
+                f"({self.chunk_length}): no return in a chunk could have so many steps."
             )
         return self
 
@@ -374,7 +374,7 @@ class DRQN(Agent):
         returns = config.n_step, config.gamma
         return RecurrentReplayBuffer(config.buffer_size, dtype, config.num_envs, *returns, seed)
 
-    def reset_state(self, state: State | None, episode_start: np.ndarray) -> State:
+    def carried_state(self, state: State | None, episode_start: np.ndarray) -> State:
         """Return hidden state and previous action, zeroed where an episode starts."""
         if state is None:
             count = len(episode_start)
@@ -388,7 +388,7 @@ class DRQN(Agent):
         self, obs: np.ndarray, state: Any, episode_start: np.ndarray, explore: bool
     ) -> tuple[np.ndarray, Any]:
         """Act ε-greedily; the hidden state advances whichever action is taken."""
-        *hidden, previous_action = self.reset_state(state, episode_start)
+        *hidden, previous_action = self.carried_state(state, episode_start)
         inputs = self.preprocess(obs, previous_action.cpu().numpy())
         x = torch.from_numpy(inputs).to(self.device).unsqueeze(0)  # a sequence of length one
         start = torch.full((1, len(obs)), not self.config.carry_state, device=self.device)
@@ -402,7 +402,7 @@ class DRQN(Agent):
 
     def observe(self, transition: Transition) -> None:
         """Append the step to the open chunks, with the hidden state before it."""
-        state = self.reset_state(transition.state, transition.episode_start)
+        state = self.carried_state(transition.state, transition.episode_start)
         *hidden, previous_action = (part.cpu().numpy() for part in state)
         action = transition.action - self.action_space.start
         self.replay.append(
@@ -420,7 +420,7 @@ class DRQN(Agent):
         """Sample a batch of chunks."""
         return self.replay.sample(self.config.batch_size).to(self.device)
 
-    def start_state(self, batch: Chunks) -> State:
+    def chunk_state(self, batch: Chunks) -> State:
         """Return the hidden state that chunks start from."""
         if self.config.start_state == "zero":
             return self.q_network.initial_state(len(batch.state))
@@ -428,11 +428,11 @@ class DRQN(Agent):
 
     def compute_gradients(self, batch: Chunks) -> Metrics:
         """Backpropagate the loss of a batch of chunks."""
-        config, state, episode_start = self.config, self.start_state(batch), batch.episode_start
+        config, state, episode_start = self.config, self.chunk_state(batch), batch.episode_start
         if not config.carry_state:
             episode_start = torch.ones_like(episode_start)  # every step starts from zero
         q, _ = self.q_network(batch.obs, state, episode_start)  # (time + 1, batch, actions)
-        with torch.no_grad():  # the target network unrolls a hidden state of its own
+        with torch.no_grad():  # from the same state on with its own parameters
             q_target, _ = self.target_network(batch.obs, state, episode_start)
         loss, metrics = drqn_loss(
             q[:-1],

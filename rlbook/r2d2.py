@@ -110,7 +110,7 @@ class PrioritizedRecurrentReplayBuffer(RecurrentReplayBuffer):
         super().__init__(*args)  # what DRQN's buffer takes
         self.alpha, self.burn_in, self.overlap = alpha, burn_in, overlap
         self.tree = SumTree(len(self.ring.storage))  # of priority ** alpha
-        self.max_priority = 1.0  # of a new chunk: as high as any so far
+        self.max_priority = 1.0  # of a new chunk: as high as any so far, it never falls
         self.recent_states: deque[np.ndarray] = deque(maxlen=overlap)  # before the last steps
 
     def begin(self, episode_start: np.ndarray, state: np.ndarray) -> None:
@@ -184,11 +184,11 @@ def rescale(x: Tensor) -> Tensor:
     return x / ((x.abs() + 1).sqrt() + 1) + RESCALE_EPSILON * x
 
 
-def rescale_inverse(x: Tensor) -> Tensor:
+def rescale_inverse(y: Tensor) -> Tensor:
     """Undo `rescale`, in a form in which nothing cancels."""
-    size, b = x.abs(), 1 + 2 * RESCALE_EPSILON
+    size, b = y.abs(), 1 + 2 * RESCALE_EPSILON
     d = 2 * size / (b + (b**2 + 4 * RESCALE_EPSILON * size).sqrt())
-    return x.sign() * d * (d + 2)
+    return y.sign() * d * (d + 2)
 
 
 # %% book/r2d2.py · The loss
@@ -299,19 +299,19 @@ class R2D2(DRQN):
             overlap=config.overlap,
         )
 
-    def beta(self) -> float:
+    def beta_now(self) -> float:
         """Return the exponent of the importance weights now."""
         progress = min(1.0, self.global_step / self.config.total_steps)
         return self.config.beta + (self.config.beta_end - self.config.beta) * progress
 
     def sample(self) -> PrioritizedChunks:
         """Sample a batch of chunks by priority."""
-        return self.replay.sample(self.config.batch_size, self.beta()).to(self.device)
+        return self.replay.sample(self.config.batch_size, self.beta_now()).to(self.device)
 
     @torch.no_grad()
-    def burn_in(self, network: nn.Module, batch: Chunks) -> State:
+    def state_after_burn_in(self, network: nn.Module, batch: Chunks) -> State:
         """Return a network's hidden state after the first steps of chunks, without gradient."""
-        steps, state = self.config.burn_in, self.start_state(batch)
+        steps, state = self.config.burn_in, self.chunk_state(batch)
         if steps == 0:
             return state
         return network(batch.obs[:steps], state, batch.episode_start[:steps])[1]
@@ -323,9 +323,10 @@ class R2D2(DRQN):
         obs, episode_start, bootstrap = trained.obs, trained.episode_start, trained.bootstrap
         if not config.carry_state:
             episode_start = torch.ones_like(episode_start)  # every step starts from zero
-        q, _ = self.q_network(obs, self.burn_in(self.q_network, batch), episode_start)
+        state = self.state_after_burn_in(self.q_network, batch)
+        q, _ = self.q_network(obs, state, episode_start)
         with torch.no_grad():  # the target network burns in for itself
-            state = self.burn_in(self.target_network, batch)
+            state = self.state_after_burn_in(self.target_network, batch)
             q_target, _ = self.target_network(obs, state, episode_start)
         loss, metrics, td_error = r2d2_loss(
             q[:-1],

@@ -432,7 +432,7 @@ def test_without_a_carried_state_only_the_step_itself_counts(algorithm: type[DRQ
         parts = [p.grad.flatten() for p in agent.q_network.parameters() if p.grad is not None]
         gradients.append(torch.cat(parts))
     assert torch.equal(*gradients) and gradients[0].any()
-    hidden, cell, previous = agent.reset_state(None, np.ones(1, dtype=bool))
+    hidden, cell, previous = agent.carried_state(None, np.ones(1, dtype=bool))
     obs, no_start = np.full((1, 4), 0.1, np.float32), np.zeros(1, dtype=bool)
     pasts = (hidden, cell, previous), (hidden + 1, cell - 1, previous)
     after = [agent.act(obs, past, no_start, explore=False)[1] for past in pasts]
@@ -555,7 +555,7 @@ def test_settings_are_those_of_dqn_and_more() -> None:
 @pytest.mark.parametrize("algorithm", RECURRENT)
 def test_a_state_from_a_file_moves_to_the_device_of_the_network(algorithm: type[DRQN]) -> None:
     agent = algorithm("CartPole-v1")
-    state = agent.reset_state(None, np.ones(2, dtype=bool))
+    state = agent.carried_state(None, np.ones(2, dtype=bool))
     agent.device = torch.device("meta")  # stands for a GPU
-    moved = agent.reset_state(state, np.zeros(2, dtype=bool))
+    moved = agent.carried_state(state, np.zeros(2, dtype=bool))
     assert {part.device.type for part in moved} == {"meta"}

@@ -272,7 +272,7 @@ def test_no_gradient_flows_through_burn_in() -> None:
     agent = make_agent(burn_in=8, overlap=8)
     batch = agent.sample()
     obs = batch.obs.requires_grad_()
-    assert not agent.burn_in(agent.q_network, batch)[0].requires_grad
+    assert not agent.state_after_burn_in(agent.q_network, batch)[0].requires_grad
     agent.compute_gradients(batch)
     assert obs.grad is not None and not obs.grad[:8].any() and obs.grad[8:].any()
 
@@ -281,11 +281,11 @@ def test_each_network_burns_in_with_its_own_parameters() -> None:
     agent = make_agent(burn_in=8, overlap=8)
     batch = agent.sample()
     networks = agent.q_network, agent.target_network
-    one, two = (agent.burn_in(network, batch) for network in networks)
+    one, two = (agent.state_after_burn_in(network, batch) for network in networks)
     assert torch.equal(one[0], two[0])
     with torch.no_grad():
         next(agent.target_network.lstm.parameters()).mul_(2.0)
-    assert not torch.equal(one[0], agent.burn_in(agent.target_network, batch)[0])
+    assert not torch.equal(one[0], agent.state_after_burn_in(agent.target_network, batch)[0])
 
 
 def test_burn_in_changes_what_is_trained_and_an_episode_start_undoes_it() -> None:
@@ -309,16 +309,16 @@ def test_beta_rises_to_one() -> None:
     agent = R2D2("CartPole-v1", total_steps=1_000, beta=0.4)
     betas = []
     for agent.global_step in (0, 500, 1_000, 2_000):
-        betas.append(agent.beta())
+        betas.append(agent.beta_now())
     assert betas == pytest.approx([0.4, 0.7, 1.0, 1.0])
 
 
 def test_importance_weights_can_be_turned_off() -> None:
     agent = R2D2("CartPole-v1", total_steps=1_000, beta=0.0, beta_end=0.0)
     agent.global_step = 700
-    assert agent.beta() == 0.0
+    assert agent.beta_now() == 0.0
     probability = np.array([0.75, 0.25])
-    assert importance_weights(probability, count=2, beta=agent.beta()).tolist() == [1.0, 1.0]
+    assert importance_weights(probability, count=2, beta=agent.beta_now()).tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(
