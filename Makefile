@@ -3,7 +3,7 @@
 #   make book    run every chapter, build the site into _build/html
 #   make lab     open the book in JupyterLab (CHAPTER=dqn: at that chapter)
 #   make test    lint, types, tests, and every notebook from top to bottom
-#   make bench   how fast the agents learn, beside Stable-Baselines3
+#   make bench   how fast the agents learn, beside Stable-Baselines3 and SBX (ten minutes)
 #   make setup   only install
 
 PYTHON ?= python3
@@ -71,8 +71,4 @@ notebooks: $(READY)
 	@touch $@
 
 bench: .venv/peers
-	$(BIN)/python bench/dqn.py
-	$(BIN)/python bench/sac.py
-	$(BIN)/python bench/redq.py
-	$(BIN)/python bench/drqv2.py
 	$(BIN)/python bench/speed.py

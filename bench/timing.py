@@ -1,89 +1,141 @@
-"""What all benchmarks share: contestants take turns, and medians come with their spread."""
+"""How the benchmarks measure: contestants take turns, and medians come with their quartiles."""
 
+import sys
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
+import torch
+from torch import nn
+
+import rlbook.run
 
 Work = Callable[[], object]
+Spread = list[float]  # median, lower and upper quartile
 
 
-def seconds(work: Work, count: int = 1, wall: bool = False) -> float:
-    """Return the seconds of one call: of the processor, which other programs do not slow down."""
-    clock = time.perf_counter if wall else time.process_time
-    began = clock()
-    for _ in range(count):
-        work()
-    return (clock() - began) / count
-
-
-def take_turns(
-    works: dict[str, Work],
-    rounds: int = 9,
-    slice_seconds: float = 0.02,
-    wall: bool = False,
-    before: Callable[[str], object] = lambda name: None,  # what is not to be timed
-    calls: int | None = None,  # of a turn; by default as many as fill a slice
-) -> dict[str, list[float]]:
-    """Time works in turn, so that all meet the same noise, each often enough to be measurable."""
-    counts = {}
-    for name, work in works.items():
-        before(name)
-        work()  # warm up
-        counts[name] = calls or max(1, round(slice_seconds / max(seconds(work), 1e-7)))
-    times: dict[str, list[float]] = {name: [] for name in works}
-    for _ in range(rounds):
-        for name, work in works.items():
-            before(name)
-            times[name].append(seconds(work, counts[name], wall))
-    return times
-
-
-def spread(values: list[float] | np.ndarray, scale: float = 1.0) -> list[float]:
-    """Return median, lower and upper quartile."""
+def spread(values: Any, scale: float = 1.0) -> Spread:
+    """Return median and quartiles, with four digits."""
     return [float(f"{x * scale:.4g}") for x in np.percentile(values, [50, 25, 75])]
 
 
-def compare(
-    works: dict[str, Work], rounds: int, per: dict[str, int] | int = 1, **options: Any
-) -> dict[str, Any]:
-    """Return milliseconds of each work, and how many times those of each other one.
-
-    A call may do something several times: then `per` says how often. A ratio is that of neighbours,
-    turn by turn, and the median is taken over these ratios.
-    """
-    often = per if isinstance(per, dict) else dict.fromkeys(works, per)
-    turns = take_turns(works, rounds, **options)
-    times = {name: np.array(values) / often[name] for name, values in turns.items()}
-    found = {
-        name: {
-            "ms": spread(values, 1e3),
-            "times": {
-                other: spread(values / times[other]) for other in times if other != name
-            },
-        }
-        for name, values in times.items()
-    }  # fmt: skip
-    return {"turns": rounds, "works": found}
+def seconds(work: Work, calls: int = 1) -> float:
+    """Return the seconds of one call, in time of the processor: other programs do not count."""
+    began = time.process_time()
+    for _ in range(calls):
+        work()
+    return (time.process_time() - began) / calls
 
 
-def alternate(works: dict[str, Work], rounds: int) -> dict[str, list[float]]:
-    """Call each work once to warm up and then `rounds` times, in turn; return the seconds."""
+def take_turns(works: dict[str, Work], rounds: int, at_least: float = 0.02) -> dict[str, Any]:
+    """Time works in turn, `rounds` times, each often enough for `at_least` so many seconds."""
+    calls = {}
+    for name, work in works.items():
+        work()  # the first call may compile, allocate or import
+        calls[name] = max(1, round(at_least / max(seconds(work), 1e-7)))
     times: dict[str, list[float]] = {name: [] for name in works}
-    for round_number in range(rounds + 1):
+    for _ in range(rounds):
         for name, work in works.items():
-            began = time.perf_counter()
-            work()
-            if round_number:
-                times[name].append(time.perf_counter() - began)
-    return times
+            times[name].append(seconds(work, calls[name]))
+    return {name: np.array(values) for name, values in times.items()}
 
 
-def fill_randomly(rows: np.ndarray) -> np.ndarray:
-    """Fill transitions with random numbers of the right kind."""
-    generator = np.random.default_rng(0)
-    for name in ("obs", "next_obs", "reward"):
-        rows[name] = generator.normal(size=rows[name].shape)
-    rows["action"], rows["discount"] = generator.uniform(-1, 1, size=rows["action"].shape), 0.99
-    return rows
+def compare(works: dict[str, Work], rounds: int, base: str, per: int = 1) -> dict[str, Any]:
+    """Return milliseconds of each work, and how many times as fast as `base` it is.
+
+    A call does its work `per` times. A ratio is that of neighbours in one round, so that a busy
+    moment hits both, and its median is taken over the rounds.
+    """
+    times = take_turns(works, rounds)
+    return {
+        name: {"ms": spread(values, 1e3 / per), "speedup": spread(times[base] / values)}
+        for name, values in times.items()
+    }
+
+
+class Stopwatch:
+    """Books time on what the program does, without what it calls in between."""
+
+    whole = ("acting", "environment")  # networks inside these are not counted apart
+
+    def __init__(self) -> None:
+        self.spent: dict[str, float] = defaultdict(float)
+        self.stack = ["loop"]
+        self.last = time.process_time()
+
+    def book(self) -> None:
+        """Book the time since the last event."""
+        now = time.process_time()
+        self.spent[self.stack[-1]] += now - self.last
+        self.last = now
+
+    def enter(self, label: str) -> None:
+        """Begin a kind of work."""
+        self.book()
+        self.stack.append(self.stack[-1] if self.stack[-1] in self.whole else label)
+
+    def leave(self) -> None:
+        """Go back to the work before."""
+        self.book()
+        self.stack.pop()
+
+    def timed(self, function: Callable[..., Any], label: str) -> Callable[..., Any]:
+        """Return the same function, on the stopwatch."""
+
+        def run(*args: Any, **keywords: Any) -> Any:
+            self.enter(label)
+            try:
+                return function(*args, **keywords)
+            finally:
+                self.leave()
+
+        return run
+
+
+METHODS = {"act": "acting", "observe": "storing", "sample": "sampling", "update": "loss"}
+
+
+@contextmanager
+def on_the_stopwatch(agent: Any) -> Iterator[Stopwatch]:
+    """Watch an agent and its loop at work; `loss` is the rest of an update."""
+    watch = Stopwatch()
+    with ExitStack() as stack:
+
+        def put(owner: Any, name: str, label: str) -> None:
+            replaced = watch.timed(getattr(owner, name), label)
+            stack.enter_context(patch.object(owner, name, replaced))
+
+        for name, label in METHODS.items():
+            put(agent, name, label)
+        for part in vars(agent).values():
+            if isinstance(part, nn.Module):
+                hooks = (
+                    part.register_forward_pre_hook(lambda *_: watch.enter("forward")),
+                    part.register_forward_hook(lambda *_: watch.leave()),
+                )
+                for hook in hooks:
+                    stack.callback(hook.remove)
+            elif isinstance(part, torch.optim.Optimizer):
+                put(part, "step", "optimiser")
+                put(part, "zero_grad", "optimiser")
+        put(torch.Tensor, "backward", "backward")
+        for module in {sys.modules[kind.__module__] for kind in type(agent).__mro__}:
+            if hasattr(module, "polyak_update"):
+                put(module, "polyak_update", "target update")
+        if hasattr(agent.replay, "update_priorities"):
+            put(agent.replay, "update_priorities", "sampling")
+        make = rlbook.run.make_vector_env
+
+        def make_watched(*args: Any, **keywords: Any) -> Any:
+            envs = make(*args, **keywords)
+            for name in ("step", "reset"):
+                setattr(envs, name, watch.timed(getattr(envs, name), "environment"))
+            return envs
+
+        stack.enter_context(patch.object(rlbook.run, "make_vector_env", make_watched))
+        yield watch
+        watch.book()
