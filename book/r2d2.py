@@ -69,7 +69,7 @@ plt.show()
 # %% [markdown]
 # DQN stays near 40. (DRQN without recurrence gets further, as [its ablations](drqn.ipynb) show: it still
 # has the previous action as an input, and DRQN's settings.) With recurrence nearly every seed balances.
-# R2D2 ends with the higher mean, and the difference is one of single seeds of DRQN that fall back.
+# The last evaluations show that the difference between R2D2 and DRQN is one of single seeds.
 #
 # | | |
 # |---|---|
@@ -945,13 +945,11 @@ assert correlation > 0.5
 # ## What each part buys
 #
 # Each panel changes one part and leaves the rest: 24,000 steps, five seeds, mean and 95 % interval,
-# R2D2 in green and the variant in black. Two belong together and are therefore also changed together:
-# burn-in and overlap, which share eight steps of a chunk. A chunk without burn-in is 32 steps long, as
-# many as are trained with it. *Rescaling instead of the factor* learns squashed values of rewards as
-# they are, where R2D2 here multiplies rewards by 0.1; *rewards as they are* leaves out the factor
-# alone, so the two together tell what the rescaling does. Below are the last evaluations of the seeds
-# and their interquartile mean (IQM), the mean of the middle half. A difference is called clear where
-# the 95 % intervals of the two IQMs do not overlap.
+# R2D2 in green and the variant in black. A chunk without burn-in is 32 steps long, as many as are
+# trained with it; *neither of the two* leaves out burn-in and overlap. *Rewards as they are* leaves out
+# the factor of 0.1 on the rewards, and *rescaling instead of the factor* learns squashed values of
+# them. Below are the last evaluations of the seeds and their interquartile mean (IQM), the mean of the
+# middle half. A difference is called clear where the 95 % intervals of the two IQMs do not overlap.
 
 # %% tags=["hide-input"]
 result = load_result("results/r2d2_masked_cartpole.json")
