@@ -692,7 +692,7 @@ class DQN(Agent):
         return to_batch(self.replay.sample(self.config.batch_size), self.device)
 
     def compute_gradients(self, batch: Batch) -> Metrics:
-        """Backpropagate the loss of a batch."""
+        """Backpropagate the loss of a batch, and clip the gradient if it is asked for."""
         with torch.no_grad():
             next_q_target = self.target_network(batch.next_obs)
             next_q = self.q_network(batch.next_obs) if self.config.double else None
@@ -708,6 +708,8 @@ class DQN(Agent):
             huber=self.config.huber,
         )
         loss.backward()
+        if self.config.max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self.q_network.parameters(), self.config.max_grad_norm)
         return metrics
 
     def update(self, batch: Batch) -> UpdateResult:
@@ -715,8 +717,6 @@ class DQN(Agent):
         config = self.config
         self.optimizer.zero_grad()
         metrics = self.compute_gradients(batch)
-        if config.max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(self.q_network.parameters(), config.max_grad_norm)
         set_learning_rate(self.optimizer, config.lr_now(self.global_step))
         self.optimizer.step()
         if (self.updates + 1) % config.target_update_interval == 0:
