@@ -241,7 +241,8 @@ class DQN(Agent):
     @torch.no_grad()
     def q_values(self, obs: np.ndarray) -> np.ndarray:
         """Return the values (batch, actions) of observations (batch, inputs)."""
-        return self.q_network(torch.from_numpy(obs).to(self.device)).cpu().numpy()
+        seen = torch.as_tensor(obs, dtype=torch.float32, device=self.device)
+        return self.q_network(seen).cpu().numpy()
 
     def act(
         self, obs: np.ndarray, state: Any, episode_start: np.ndarray, explore: bool

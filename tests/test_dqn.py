@@ -27,7 +27,7 @@ from rlbook.dqn import (
     set_learning_rate,
     train_dqn,
 )
-from rlbook.envs import make_env
+from rlbook.envs import OneStep, make_env
 from rlbook.replay import Batch, updates_due
 
 # The loss against plain loops
@@ -317,6 +317,30 @@ def test_any_network_learns_is_saved_and_copied(agent_class: type[DQN], tmp_path
         assert_same(agent.optimizer.state_dict(), other.optimizer.state_dict())
 
 
+class Doubled(OneStep):
+    """An environment whose observations are 64-bit numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float64)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        obs, info = super().reset(seed=seed, options=options)
+        return obs.astype(np.float64), info
+
+    def step(self, action: Any) -> Any:
+        obs, *rest = super().step(action)
+        return obs.astype(np.float64), *rest
+
+
+def test_a_network_sees_32_bits_when_it_acts_and_when_it_learns() -> None:
+    agent = learn("test/Doubled-v0", seed=0, steps=200, agent_class=NormedDQN)
+    assert agent.observation_space.dtype == np.float64
+    assert agent.evaluate(2).mean == 1.0 and agent.predict([1.0])[0] in (0, 1)
+
+
 def test_a_network_defined_on_the_spot_can_be_copied() -> None:
     class Local(nn.Linear):
         """A class that no other module can import."""
@@ -530,8 +554,10 @@ class Diary(gym.Env[np.ndarray, Any]):
 def own_environments() -> Iterator[None]:
     gym.register("test/Shifted-v0", f"{__name__}:Shifted")
     gym.register("test/Diary-v0", f"{__name__}:Diary")
+    gym.register("test/Doubled-v0", f"{__name__}:Doubled")
     yield
-    del gym.registry["test/Shifted-v0"], gym.registry["test/Diary-v0"]
+    for name in ("Shifted", "Diary", "Doubled"):
+        del gym.registry[f"test/{name}-v0"]
 
 
 def test_actions_that_do_not_start_at_zero_and_observations_in_bytes() -> None:
