@@ -331,9 +331,10 @@ def plot_result(
 
 
 def made_by(result: dict[str, Any]) -> str:
-    """Return the command that made a result, the day, and a hash of the result."""
-    whole = json.dumps(result, sort_keys=True).encode()
-    return f"{result['command']}  # {result['created']}, {hashlib.sha256(whole).hexdigest()[:8]}"
+    """Return the command that made a result, the day, the version and a hash of the result."""
+    version = result["versions"]["rlbook"]
+    digest = hashlib.sha256(json.dumps(result, sort_keys=True).encode()).hexdigest()[:8]
+    return f"{result['command']}  # {result['created']}, rlbook {version}, {digest}"
 
 
 def plot_scores(
