@@ -713,8 +713,8 @@ def plot_result(
     ax.legend()
 
 # %% [markdown]
-# Beside its figure a chapter prints where the result comes from: the command, the day, and eight digits of a
-# hash of the file. A test compares those digits with the file, so it notices a figure that was drawn from an
+# Beside its figure a chapter prints where the result comes from: the command, the day, the version of
+# the library, and eight digits of a hash of the file. A test compares those digits with the file, so it notices a figure that was drawn from an
 # older file.
 
 # %%
@@ -736,7 +736,7 @@ result = {
     "algo": "dqn",
     "env_id": "MadeUp-v0",
     "seeds": [0, 1, 2, 3, 4],
-    "versions": {"numpy": np.__version__},
+    "versions": {"numpy": np.__version__, "rlbook": "0.2.0"},
     "created": "2026-11-16",
     "seconds": 0.0,
     "runs": {
