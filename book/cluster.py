@@ -15,18 +15,18 @@
 # # A cluster
 #
 # A sweep of forty runs takes a night on two cores, and minutes on forty. In this chapter you give
-# [the sweep](sweep.ipynb) a second backend, [Ray](https://docs.ray.io): the same list of runs, done
-# as tasks on one machine or on a hundred. The curves that come out are the same, bit for bit, and a
-# task whose worker dies starts again on another from its last checkpoint.
+# [the sweep](sweep.ipynb) a second backend, [Ray](https://docs.ray.io): the same runs, done as tasks
+# on one machine or on a hundred. The curves are the same, bit for bit, and if a worker dies, its run
+# continues on another from the last checkpoint.
 #
 # | | |
 # |---|---|
-# | Builds on | [sweeps](sweep.ipynb): the plan, `run_item` and the report are used as they are |
+# | Builds on | [Sweeps](sweep.ipynb): the plan, `run_item` and the report are used as they are |
 # | Same | the command, the run directories, the result |
 # | Different | who starts the processes, and what happens when one dies |
-# | Needs | `pip install 'rlbook[ray]'`, and a disk that all machines see |
+# | Needs | `pip install 'rlbook[ray]'`, and a disk that all machines share |
 
-# %%
+# %% tags=["hide-input"]
 #| export
 import contextlib
 import dataclasses
@@ -44,34 +44,65 @@ from typing import Any
 from rlbook.progress import Interrupted, catch_signals
 from rlbook.sweep import Item, Outcome, Report, read_outcome, run_item
 
-# %%
+# %% tags=["hide-input"]
 import subprocess
 import tempfile
 
+from rlbook.cli import main
 from rlbook.figures import load_result
+from rlbook.sweep import sweep
 
 folder = Path(tempfile.mkdtemp())
 
 # %% [markdown]
-# ## Why a second backend is short
+# ## The same numbers
 #
-# A backend that had to carry state to the workers and back, and to note what is done, would be long.
-# This one has nothing to carry. An `Item` is text and numbers, so it can be sent anywhere;
-# `run_item` needs nothing but the item; and what it makes lies in the run directory, on a disk that
-# all machines share. So a task is one line, and so is its repetition after a crash: `run_item` finds
-# the directory and goes on from the checkpoint.
+# Here is one small sweep, first without Ray:
+
+# %%
+line = "sweep dqn --total-steps 600 --learning-starts 200 --epsilon-decay-steps 400"
+line += " --eval-every 200 --eval-episodes 5 --checkpoint-every 200 --seeds 2"
+words = f"{line} --run-dir runs/local"
+print(f"$ rlbook {words}")
+with contextlib.chdir(folder):
+    assert main(words.split()) == 0
+
+# %% [markdown]
+# And with Ray, which starts a cluster of all cores of this machine if it finds no other:
+
+# %%
+words = f"{line} --run-dir runs/ray --backend ray"
+print(f"$ rlbook {words}")
+command = [sys.executable, "-m", "rlbook.cli", *words.split()]
+done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+assert done.returncode == 0, done.stderr
+print(done.stdout)
+
+# %% [markdown]
+# Are the results the same? Every number of every curve is, and every byte of every run's metrics:
+
+# %%
+local, remote = (load_result(folder / f"runs/{name}/result.json") for name in ("local", "ray"))
+assert local["runs"]["dqn"]["returns"] == remote["runs"]["dqn"]["returns"]
+files = sorted((folder / "runs/local").glob("*/*/metrics.jsonl"))
+for file in files:
+    assert file.read_bytes() == Path(str(file).replace("runs/local", "runs/ray")).read_bytes()
+assert len(files) == 2
+print(f"{len(files)} runs, equal byte for byte")
+
+# %% [markdown]
+# This backend is short because it has no state to carry. An `Item` is text and numbers, so it can be
+# sent anywhere; `run_item` needs nothing but the item; and its results are in the run directory, on a
+# disk that all machines share. So a task is one call of `run_item`. If its worker dies, the same call
+# on another worker finds the directory and continues from the checkpoint.
 #
 # ## Finding the cluster
 #
-# Ray is a large package, so it is an extra, and imported only when it is asked for. `ray.init()`
-# connects to the cluster that the variable `RAY_ADDRESS` names, or to one that `ray start` began on
-# this machine, and where there is neither it starts one of all cores here. An address at which
-# nobody answers would keep Ray trying for minutes, so `knock` finds that out first: of an address that
-# you gave, which is then a mistake, and of a cluster that has died and left its address behind.
+# Ray is a large package, so it is an optional dependency and imported only when you ask for it.
 
 # %%
 #| export
-RETRIES = 5  # times that a run is begun again because its worker died
+RETRIES = 5  # times that a run is started again because its worker died
 
 
 def import_ray() -> Any:
@@ -88,6 +119,12 @@ def import_ray() -> Any:
         ) from error
     return ray
 
+
+# %% [markdown]
+# `ray.init()` connects to the cluster in the variable `RAY_ADDRESS`, or to one that `ray start` began on
+# this machine; if there is neither, it starts one here. If nobody answers at the address, Ray keeps
+# trying for minutes. So `knock` tries it first. If you set the address yourself, no answer is a mistake;
+# if it was left behind by a cluster that has ended, we start a new one.
 
 # %%
 #| export
@@ -133,10 +170,9 @@ def connect(ray: Any) -> None:
 # %% [markdown]
 # ## A task
 #
-# A task asks for one core, and Ray then gives its process one thread; a run sets its own number of
-# threads besides. The working directory of a worker may be any, so paths become absolute, and the
-# directory of the sweep is searched for modules, as it is on your own machine: an environment may
-# be defined there. What a run raises goes to `log.txt` beside it, whichever machine it was on.
+# A task asks for one core. Its worker may have any working directory, so paths become absolute. The
+# directory of the sweep is searched for modules, as with the local backend, because an environment may be
+# defined there. If a run raises an error, the traceback goes to `log.txt` beside the run.
 
 # %%
 #| export
@@ -148,10 +184,10 @@ def do_item(fields: dict[str, Any], directory: str) -> Outcome:
         return run_item(Item(**fields))
     except Interrupted as stopped:
         if stopped.signal_number == signal.SIGTERM:
-            os._exit(1)  # the worker is taken away: Ray does the task again
+            os._exit(1)  # the machine is taken away: Ray does the task again
         raise
     except Exception:
-        with contextlib.suppress(OSError):  # perhaps it could not be written in the first place
+        with contextlib.suppress(OSError):  # the disk itself may be the trouble
             Path(fields["run_dir"], "log.txt").write_text(traceback.format_exc())
         raise
 
@@ -169,18 +205,22 @@ def one_sentence(error: Exception) -> str:
 
 
 # %% [markdown]
-# Two kinds of failure need two answers. A worker that **dies**, because its machine was taken away
-# or its memory ran out, says nothing about the run, and the task is done again, `RETRIES` times at
-# most. (Ray counts the workers that it ends itself to save memory apart, and by default it does their
-# tasks again without end. The clusters that `import_ray` starts do not; one that is there already has
-# settings of its own.) So that SIGTERM, with which machines are taken away, counts as dying and not
-# as Ctrl-C, the worker leaves at once after its checkpoint. A run that **raises**, because a loss is not finite,
-# would raise again: it is the result, and the sweep reports it. Ray's `max_retries` makes that very
-# difference.
+# There are two kinds of failure.
 #
-# On Ctrl-C the tasks are cancelled, which reaches a run as Ctrl-C does: it writes a checkpoint and
-# ends. And what a worker has written on another machine may take a moment to be seen here, since
-# network disks remember for some seconds that a file was not there.
+# - A worker **dies**, because its machine was taken away or ran out of memory. That says nothing about
+#   the run, so Ray starts the task again, at most `RETRIES` times. Machines are taken away with SIGTERM,
+#   so on SIGTERM a worker writes its checkpoint and exits, and Ray sees a worker that died.
+# - A run **raises** an error, for example because its loss is not finite. It would raise the same error
+#   again, so the sweep reports it. Ray's `max_retries` does not repeat tasks that raise.
+#
+# Ray has a separate limit for workers that it ends itself to save memory, and by default there is no
+# limit. `import_ray` sets one for the clusters that we start; a cluster that is running already has its
+# own.
+#
+# On Ctrl-C the tasks are cancelled. A run notices that as Ctrl-C: it writes a checkpoint and ends.
+#
+# A network disk may show a new file only after some seconds. So when a task is done, `why_it_ended` waits
+# a little for the files of its run.
 
 # %%
 #| export
@@ -234,98 +274,50 @@ def why_it_ended(ray: Any, done: Any, item: Item, patience: float = 20.0) -> str
 
 
 # %% [markdown]
-# ## The same numbers
-#
-# The command of the shell, once with each backend, and a budget that lets you wait for it. The first
-# is called inside this notebook, the second as your shell would; the runs are processes of their own
-# in both.
-
-# %%
-from rlbook.cli import main
-
-budget = "--total-steps 600 --learning-starts 200 --epsilon-decay-steps 400"
-budget += " --eval-every 200 --eval-episodes 5"
-line = f"sweep dqn {budget} --checkpoint-every 200 --seeds 2"
-words = f"{line} --run-dir runs/local --out local.json"
-print(f"$ rlbook {words}")
-with contextlib.chdir(folder):
-    assert main(words.split()) == 0
-
-# %%
-words = f"{line} --run-dir runs/ray --out ray.json --backend ray"
-print(f"$ rlbook {words}")
-command = [sys.executable, "-m", "rlbook.cli", *words.split()]
-done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-assert done.returncode == 0, done.stderr
-print(done.stdout)
-
-# %% [markdown]
-# Are they the same? Every number of every curve is, and every byte of every run's metrics.
-
-# %%
-local, remote = (load_result(folder / f"{name}.json") for name in ("local", "ray"))
-assert local["runs"]["dqn"]["returns"] == remote["runs"]["dqn"]["returns"]
-files = sorted((folder / "runs/local").glob("*/*/metrics.jsonl"))
-for file in files:
-    assert file.read_bytes() == Path(str(file).replace("runs/local", "runs/ray")).read_bytes()
-assert len(files) == 2
-print(f"{len(files)} runs, equal byte for byte")
-
-# %% [markdown]
 # ## Mistakes
 #
-# Without Ray the sweep says what to install, before anything runs. `None` in `sys.modules` makes an
-# import fail as if the package were not there.
+# Without Ray the sweep says what to install, before anything runs. `None` in `sys.modules` makes the
+# import fail as if the package were missing. An unknown backend is a mistake, too.
 
 # %%
-from rlbook.sweep import sweep
-
 there = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] == "ray"}
 sys.modules["ray"] = None  # type: ignore[assignment]
-try:
-    sweep("dqn", {}, backend="ray")
-except ValueError as error:
-    print(error)
+for backend in ("ray", "slurm"):
+    try:
+        sweep("dqn", {}, backend=backend)
+    except ValueError as error:
+        print(error)
 del sys.modules["ray"]
 sys.modules.update(there)
 
 # %% [markdown]
-# A backend that nobody has written is a mistake, too:
-
-# %%
-try:
-    sweep("dqn", {}, backend="slurm")
-except ValueError as error:
-    print(error)
-
-# %% [markdown]
 # ## Honest edges
 #
-# - **A shared disk is assumed**, as most clusters have. Without one a run could not go on from its
-#   checkpoint on another machine. A sweep that finds nothing where a worker finished says so.
-# - **The lock that keeps two processes out of one run** is that of the operating system. Network
-#   disks that do not support it across machines leave you with Ray's own promise, which starts a
-#   task again only when it takes its worker for dead.
-# - **Equal bit for bit** holds between machines of one kind. Another processor may add in another
-#   order.
-# - **Ray starts slowly**, and a worker imports torch anew. For runs of seconds the local backend is
+# - **A shared disk is required**, which most clusters have. Without one a run could not continue on
+#   another machine. If the files of a finished run cannot be found, the sweep says so.
+# - **The lock that keeps two processes out of one run** is the operating system's. Some network disks
+#   do not support it across machines. Then you rely on Ray alone, which starts a task again only when it
+#   considers its worker dead.
+# - **Equal bit for bit** holds between machines of one kind. Another processor may add numbers in
+#   another order.
+# - **Ray starts slowly**, and each worker imports torch. For runs of a few seconds the local backend is
 #   faster.
-# - **A run whose worker dies more than `RETRIES` times counts as failed**; the same command goes on
-#   from its checkpoint. That a run whose worker was ended goes on, and ends with the same bytes, is
-#   shown in `tests/test_sweep_ray.py`, by SIGKILL and by SIGTERM.
+# - **A run whose worker dies more than `RETRIES` times counts as failed**; the same command continues
+#   from its checkpoint. `tests/test_sweep_ray.py` ends workers by SIGKILL and by SIGTERM, and checks
+#   that their runs end with the same bytes.
 #
 # ## Exercises
 #
-# **Exercise 1.** Ray can also repeat tasks that raise: `retry_exceptions=True`. How often would a
-# run with a learning rate of $10^{30}$ be done then, and what would come out?
+# **Exercise 1.** With `retry_exceptions=True` Ray also repeats tasks that raise an error. How often would
+# it start a run with a learning rate of $10^{30}$, and what would the sweep report?
 
 # %% [markdown]
 # <details>
 # <summary>Solution</summary>
 #
-# A run whose loss is not finite stops with an error. Begun again from its last checkpoint it does
-# the same steps, bit for bit, and stops at the same update. With five retries the sweep would do
-# that part six times, and then report what it knew after the first.
+# A run whose loss is not finite stops with an error. Started again from its last checkpoint it takes
+# the same steps, bit for bit, and stops at the same update. With five retries Ray would start it six
+# times, and the sweep would then report what it could have reported after the first.
 #
 # ```python
 # from rlbook.progress import RunFailed
@@ -346,8 +338,8 @@ except ValueError as error:
 # </details>
 
 # %% [markdown]
-# **Exercise 2, a planted bug.** Somebody sends the items as they are, since "the tests pass". Where
-# do the runs of this task go, and why do tests on one machine not notice?
+# **Exercise 2, a planted bug.** This version of `as_task` sends the items as they are, and tests on one
+# machine pass. Where does a worker on another machine write its run, and why do the tests not notice?
 
 # %%
 def to_task(item: Item) -> dict[str, Any]:
@@ -362,9 +354,9 @@ print(to_task(item)["run_dir"])
 # <details>
 # <summary>Solution</summary>
 #
-# Into `runs/a` below the working directory of the *worker*. On one machine that may well be the
-# directory of the sweep, so both mean the same. On another machine it is any directory, the runs end
-# up there, and the sweep never sees them.
+# Into `runs/a` in the working directory of the *worker*. On one machine that may be the directory of
+# the sweep, so both are the same. On another machine it is some other directory, and the sweep never
+# sees the run.
 #
 # ```python
 # def to_task(item: Item) -> dict[str, Any]:
@@ -378,18 +370,18 @@ print(to_task(item)["run_dir"])
 # </details>
 
 # %% [markdown]
-# **Exercise 3.** All tasks are handed to Ray at once unless `--jobs` says otherwise; the local
-# backend starts no more than there are cores. Forty runs of an hour begin on two cores, and after two
-# hours a machine with eighteen more joins. When are they done, if the queue is Ray's? When, if the
-# sweep had fixed two at a time?
+# **Exercise 3.** The sweep hands all tasks to Ray at once, unless `--jobs` sets a limit. The local
+# backend starts only as many runs as there are cores. Forty runs of one hour start on two cores, and
+# after two hours a machine with eighteen more cores joins the cluster. When are all runs done? And when,
+# if the sweep allowed only two at a time?
 
 # %% [markdown]
 # <details>
 # <summary>Solution</summary>
 #
-# Ray queues what does not fit and sees the cores that join later: after four hours. With two at a
-# time it takes twenty. The local backend has no queue but its own, since a process that is started
-# runs at once: forty of them would share two cores and their memory.
+# Ray queues the tasks and uses the cores that join later: all runs are done after four hours. With two
+# at a time it takes twenty. The local backend needs its limit, since a process that is started runs at
+# once: forty of them would share two cores and their memory.
 #
 # ```python
 # def hours(runs: int, cores: Callable[[int], int]) -> int:
@@ -407,17 +399,17 @@ print(to_task(item)["run_dir"])
 # </details>
 
 # %% [markdown]
-# **Exercise 4.** A spot machine is cheap because it may be taken away, say about once an hour and
-# without a warning. A run makes 1,000 steps a second and writes a checkpoint every 50,000 steps. What
-# part of its work is done twice? And if SIGTERM comes a minute before?
+# **Exercise 4.** A spot machine is cheap because it may be taken away, say once an hour and without a
+# warning. A run takes 1,000 steps a second and writes a checkpoint every 50,000 steps. What part of its
+# work is done twice? And what if SIGTERM comes a minute before?
 
 # %% [markdown]
 # <details>
 # <summary>Solution</summary>
 #
-# Checkpoints are 50 s apart, and the end comes on average in the middle between two. So 25 s of
-# 3,600 are lost: 0.7 %, and the start of a new worker on top. With a SIGTERM first, next to nothing
-# is done twice: the run writes a checkpoint before it leaves.
+# Checkpoints are 50 s apart, and on average the end comes halfway between two. So 25 s of 3,600 are
+# lost, 0.7 %, plus the start of a new worker. With a SIGTERM before, almost nothing is done twice: the
+# run writes a checkpoint before it ends.
 #
 # ```python
 # lost = 50_000 / 1_000 / 2

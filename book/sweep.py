@@ -14,22 +14,21 @@
 # %% [markdown]
 # # Sweeps
 #
-# One training run is an anecdote: with another seed the same code scores 500 or 200. In this
+# One training run proves little: with another seed the same code may score 500 or 200. In this
 # chapter you build the tool that made the learning curves of this book. It trains each variant of an
-# algorithm with several seeds, one process per run and as many at a time as you have cores. You may
-# stop it at any moment, by Ctrl-C or by the plug: the same command goes on from the last checkpoints
-# and repeats no run that is finished. At the end it prints a mean and an interquartile mean for each
-# variant, both with an interval, and writes one small file that holds every curve, the settings, the
-# seeds, the versions and the command.
+# algorithm with several seeds, each run in a process of its own, as many at a time as you have cores.
+# You can stop it at any moment: the same command continues from the last checkpoints and repeats no
+# finished run. At the end it prints the average score of each variant with an interval, and writes
+# one small file with every curve and everything that is needed to make it again.
 #
 # | | |
 # |---|---|
-# | Builds on | [the run](run.ipynb), whose exact resume it relies on; [settings](settings.ipynb) |
+# | Builds on | [The run](run.ipynb), [Settings](settings.ipynb) |
 # | Same as in most tools | a grid of settings, a pool of processes |
-# | Different | no database and no server: the run directories are the state |
+# | Different | no database and no server: everything is in the run directories |
 # | Used for | every learning curve in `book/results/` |
 
-# %%
+# %% tags=["hide-input"]
 #| export
 import dataclasses
 import datetime
@@ -43,7 +42,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,34 +58,63 @@ from rlbook.progress import Interrupted, Progress, RunFailed, catch_signals
 from rlbook.run import RunDirectory, resume, train, versions
 from rlbook.settings import Config, check_names, make_config, parse_yaml, read_settings
 
-# %% [markdown]
-# The cells that only show something need a little more.
-
-# %%
+# %% tags=["hide-input"]
 import contextlib
 from statistics import NormalDist
 
 import matplotlib.pyplot as plt
 from scipy.special import stdtrit
 
+from rlbook.cli import main
 from rlbook.figures import COLORS, PALETTE, load_result, plot_result, plot_scores, use_style
 
 use_style()
 folder = Path(tempfile.mkdtemp())
 
 # %% [markdown]
+# ## A first sweep
+#
+# Does DQN learn CartPole faster with 10-step returns than with 1-step returns? Two variants and two
+# seeds make four short runs. The cell calls the command as your shell would:
+
+# %%
+line = "sweep dqn --config cartpole --total-steps 3000 --epsilon-decay-steps 1500 --eval-every 500"
+line += " --eval-episodes 5 --checkpoint-every 500 --vary n_step=1,10 --run-dir runs/steps"
+print(f"$ rlbook {line} --seeds 2")
+with contextlib.chdir(folder):
+    assert main([*line.split(), "--seeds", "2"]) == 0
+
+# %% [markdown]
+# The file that it wrote holds the curves. `plot_result` draws their mean over the seeds with a 95 %
+# interval as a band. `plot_scores` draws the last evaluation of each seed as a dot, and the
+# interquartile mean (IQM) that this chapter explains below. `rlbook plot runs/steps/result.json` draws
+# both.
+
+# %%
+result = load_result(folder / "runs/steps/result.json")
+figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 3.2))
+labels = {"n_step=1": "1 step", "n_step=10": "10 steps"}
+plot_result(left, result, labels)
+plot_scores(right, result, labels)
+plt.show()
+
+# %% [markdown]
+# Do not believe it yet. The bands of two seeds are so wide that they leave the range of possible
+# returns, 0 to 500, and 3,000 steps are few: [DQN](dqn.ipynb) asks the same question with ten times
+# as many steps and more seeds. How many seeds are enough?
+#
 # ## The problem: how often is one seed wrong?
 #
-# Say that algorithm A is better than B by half a standard deviation of its score between seeds,
+# Suppose that algorithm A is better than B by half a standard deviation of the scores between seeds,
 # which statisticians call a medium effect. You train each with $n$ seeds and believe the higher
-# mean. The difference of the two means has the standard deviation $\sigma\sqrt{2/n}$, so you are
+# mean. The difference between the two means has the standard deviation $\sigma\sqrt{2/n}$, so you are
 # wrong with probability
 #
 # $$P(\text{wrong}) = \Phi\Bigl(-\frac{d}{\sigma}\sqrt{\frac{n}{2}}\Bigr)$$
 #
 # where $\Phi(z)$ is the probability that a standard normal number is below $z$, and
-# $d/\sigma = 0.5$. By hand, for one seed: $\Phi(-0.354) = 0.36$. You might as well toss a coin that
-# is slightly bent.
+# $d/\sigma = 0.5$. By hand, for one seed: $\Phi(-0.354) = 0.36$. That is little better than tossing a
+# coin.
 
 
 # %%
@@ -106,8 +134,8 @@ ax.set(ylim=(0, 0.5), title="A is better than B by half a standard deviation")
 plt.show()
 
 # %% [markdown]
-# So a claim of this size needs some twenty seeds. And does the interval that you print beside a mean
-# hold the truth as often as it says? Draw many sets of $n$ scores, and count the misses:
+# So a difference of this size needs about twenty seeds. And does the interval that you print beside a
+# mean contain the true mean as often as it claims? Draw many sets of $n$ scores and count the misses:
 
 
 # %%
@@ -132,14 +160,14 @@ plt.show()
 
 # %% [markdown]
 # With few seeds the usual ±1.96 standard errors promise too much: with three seeds a "95 % interval"
-# misses the truth almost every fifth time. Student's t makes it as wide as it has to be, and
-# `mean_interval` from [environments](envs.ipynb) does that.
+# misses the true mean almost every fifth time. Student's t gives an interval of the right width.
+# That is what `mean_interval` from [Environments](envs.ipynb) computes.
 #
 # ## Variants
 #
-# A variant is a name and the settings in which it differs. A grid makes variants of all
-# combinations; what stands after `=` is read as YAML, so that lists work too. (YAML takes 1e-3 for a
-# text; the settings make a number of it.)
+# A variant has a name and the settings in which it differs. `--vary` makes a grid: one variant for
+# each combination of values. The text after `=` is read as YAML, so lists work too. (YAML reads 1e-3
+# as a text; the settings turn it into a number.)
 
 # %%
 #| export
@@ -167,7 +195,8 @@ def grid(words: Sequence[str]) -> Variants:
 print(grid(["lr=1e-3,3e-4", "hidden=[64],[64,64]"]))
 
 # %% [markdown]
-# Ablations have better names than `tau=1.0, target_update_interval=1`, and stand in a file:
+# Ablations need better names than `tau=1.0, target_update_interval=1`, so a config file can name its
+# variants:
 #
 # ```yaml
 # algo: dqn
@@ -179,32 +208,19 @@ print(grid(["lr=1e-3,3e-4", "hidden=[64],[64,64]"]))
 #   1-step returns: {n_step: 1}
 # ```
 #
-# An algorithm is a setting like any other: `--vary algo=dqn,drqn`, or `algo: redq` in a variant. Then
-# each setting that the sweep gives to all must be one that all of its algorithms have.
-
-# %%
-#| export
-def check_variants(variants: Any) -> Variants:
-    """Return named variants as they stand in a file, or say what is wrong with them."""
-    if not isinstance(variants, dict) or not variants:
-        raise ValueError("`variants` must hold at least one `name: {setting: value}`.")
-    checked: Variants = {}
-    for name, settings in variants.items():
-        if not isinstance(settings, dict | None):
-            raise ValueError(f"Variant {name!r} must be settings as `name: value`.")
-        checked[str(name)] = settings or {}
-    return checked
-
-
-# %% [markdown]
+# The algorithm can vary like any setting: `--vary algo=dqn,drqn`, or `algo: redq` in a variant. Then
+# every setting that all variants share must exist in all of these algorithms.
+#
 # ## The plan
 #
-# The whole sweep is a list. An entry holds all that is needed to do one run, and nothing that is
-# not plain text and numbers, so that it can be sent to another process, or one day to another
-# machine. Its settings are a new mapping each: exercise 3 shows why that matters.
+# A sweep is a list of runs. An `Item` describes one run in plain text and numbers, so it can be sent
+# to another process or to another machine.
 
 # %%
 #| export
+SET_BY_THE_SWEEP = ("seed", "run_dir")
+
+
 @dataclass(frozen=True)
 class Item:
     """One run of a sweep: all that a process needs to know to do it."""
@@ -232,9 +248,9 @@ def check_seeds(seeds: Any) -> list[int]:
 
 
 # %% [markdown]
-# Each variant has a folder, named after it as far as a file system allows. Of two variants that come
-# to the same name the later gets a number, so that a variant added at the end never renames another,
-# whose runs would have to be done again.
+# Each variant has a folder, named after it as far as a file system allows. If two variants would get
+# the same folder, the later one gets a number. So a variant that you add at the end never changes the
+# folder of another, and its finished runs are still found.
 
 # %%
 #| export
@@ -258,19 +274,24 @@ def make_plan(
     algo: str, settings: dict[str, Any], variants: Variants, seeds: list[int], directory: Path
 ) -> list[Item]:
     """List the runs, seed by seed, so that all variants advance together."""
-    for name in ("seed", "run_dir"):
-        if any(name in own for own in variants.values()):
-            raise ValueError(f"A variant cannot set {name!r}: the sweep does.")
-    whole = [{"algo": algo, **settings, **own} for own in variants.values()]
-    algos = [str(every.pop("algo")) for every in whole]
-    for name, every in zip(algos, whole, strict=True):
-        check_names(find_algorithm(name).config_class, every)
-    plan = []
-    rows = list(zip(algos, variants, folder_names(list(variants)), whole, strict=True))
-    for seed, (name, variant, folder, every) in itertools.product(seeds, rows):
-        run_dir = str(directory / folder / f"seed_{seed}")
-        plan.append(Item(name, variant, seed, run_dir, dict(every)))
-    return plan
+    if not isinstance(variants, dict) or not variants:  # they may come from a file
+        raise ValueError("`variants` must hold at least one `name: {setting: value}`.")
+    names, runs = [str(name) for name in variants], []
+    for name, own, folder in zip(names, variants.values(), folder_names(names), strict=True):
+        if not isinstance(own, dict | None):
+            raise ValueError(f"Variant {name!r} must be settings as `name: value`.")
+        for setting in SET_BY_THE_SWEEP:
+            if setting in (own or {}):
+                raise ValueError(f"A variant cannot set {setting!r}: the sweep does.")
+        whole = {"algo": algo, **settings, **(own or {})}
+        own_algo = str(whole.pop("algo"))
+        check_names(find_algorithm(own_algo).config_class, whole)
+        runs.append((own_algo, name, directory / folder, whole))
+    return [
+        Item(own_algo, name, seed, str(folder / f"seed_{seed}"), dict(whole))
+        for seed in seeds
+        for own_algo, name, folder, whole in runs
+    ]
 
 
 # %%
@@ -278,10 +299,12 @@ for item in make_plan("dqn", {"total_steps": 2_000}, grid(["n_step=1,10"]), [0, 
     print(item)
 
 # %% [markdown]
-# A sweep runs for hours, so every mistake that can be found before it begins must be. And a folder
-# that holds runs with other settings must not be mixed with new ones. Note what is allowed: more
-# seeds and more variants in the same folder. What is there already is not repeated. Two variants that
-# come to the same settings, as `lr=1e-3` and `lr=0.001` do, would be the same runs twice.
+# A sweep runs for hours, so it should find every mistake before the first run starts. It refuses:
+#
+# - settings with which an agent cannot be built;
+# - a folder that holds runs with other settings (more seeds and more variants are welcome);
+# - two variants with equal settings, such as `lr=1e-3` and `lr=0.001`: they would be the same runs;
+# - settings that would come back from a file changed, such as a mapping with numbers as keys.
 
 # %%
 #| export
@@ -295,42 +318,20 @@ def plain(settings: dict[str, Any]) -> dict[str, Any]:
         ) from None
 
 
-def check_keys(value: Any) -> None:
-    """Raise unless settings survive the way through a file, where keys are texts."""
+def has_text_keys(value: Any) -> bool:
+    """Say whether all mappings inside settings have texts as keys, as in a file."""
     if isinstance(value, dict):
-        plain(value)
-        if not all(isinstance(key, str) for key in value):
-            raise ValueError("A sweep needs settings whose mappings have texts as keys.")
-    for part in value.values() if isinstance(value, dict) else value:
-        if isinstance(part, dict | list | tuple):
-            check_keys(part)
+        return all(isinstance(key, str) and has_text_keys(part) for key, part in value.items())
+    return not isinstance(value, list | tuple) or all(has_text_keys(part) for part in value)
 
 
-# %%
-#| export
-def check_plan(plan: Sequence[Item]) -> None:
-    """Raise before anything runs if a run could not, or would mix with other results."""
-    tried: dict[str, dict[str, Any]] = {}  # variant -> all its settings
-    for item in plan:
-        config = item.config()
-        check_keys(item.settings)
-        if config.eval_every == 0:
-            raise ValueError("A sweep compares evaluations: 'eval_every' must be above 0.")
-        if item.variant not in tried:
-            whole = {"algo": item.algo, **config.model_dump(), "seed": None, "run_dir": None}
-            for other in (name for name, settings in tried.items() if settings == whole):
-                raise ValueError(f"{other!r} and {item.variant!r} are the same settings: drop one.")
-            find_algorithm(item.algo)(config=config)  # finds environment, spaces and device wrong
-            tried[item.variant] = whole
-        path = Path(item.run_dir) / "config.yaml"
-        if path.exists():
-            check_same(read_settings(path), item)
-
-
-def check_same(stored: dict[str, Any], item: Item) -> None:
-    """Raise if the run that is there has other settings than the one that is wanted."""
+def check_same(item: Item) -> None:
+    """Raise if its directory holds a run with other settings."""
+    path = Path(item.run_dir) / "config.yaml"
+    if not path.exists():
+        return
     config = item.config()
-    there = plain({"algo": None, **type(config)().model_dump(), **stored})
+    there = plain({"algo": None, **type(config)().model_dump(), **read_settings(path)})
     wanted = plain({"algo": item.algo, **config.model_dump()})
     for name, value in wanted.items():
         if name != "run_dir" and there[name] != value:  # the whole sweep may have been moved
@@ -340,16 +341,60 @@ def check_same(stored: dict[str, Any], item: Item) -> None:
             )
 
 
+# %%
+#| export
+def check_plan(plan: Sequence[Item]) -> None:
+    """Raise before anything runs if a run could not, or would mix with other results."""
+    tried: dict[str, dict[str, Any]] = {}  # variant -> all its settings
+    for item in plan:
+        config = item.config()
+        plain(item.settings)
+        if not has_text_keys(item.settings):
+            raise ValueError("A sweep needs settings whose mappings have texts as keys.")
+        if config.eval_every == 0:
+            raise ValueError("A sweep compares evaluations: 'eval_every' must be above 0.")
+        if item.variant not in tried:
+            whole = {"algo": item.algo, **config.model_dump(), "seed": None, "run_dir": None}
+            for other in (name for name, settings in tried.items() if settings == whole):
+                raise ValueError(f"{other!r} and {item.variant!r} are the same settings: drop one.")
+            find_algorithm(item.algo)(config=config)  # finds environment, spaces and device wrong
+            tried[item.variant] = whole
+        check_same(item)
+
+
 # %% [markdown]
 # ## One run
 #
-# `run_item` is the heart, and it has no state of its own. Called for the first time it trains;
-# called after a crash it goes on from the last checkpoint; called when all is done it only reads
-# what is there. So whoever calls it, in whichever process, need not remember anything. It leaves a
-# note of its seconds, its day and its versions beside the run, since the metrics must not hold times:
-# they would differ from run to run. Another sweep may have come by in the same folder meanwhile, so
-# what lies there is taken only if its settings are those that are wanted (`outcome_of`), and damage is
-# said, never counted.
+# `run_item` does one run. On the first call it trains; after a crash it continues from the last
+# checkpoint; when the run is finished it only reads the curve. It keeps nothing in memory between
+# calls, so any process can call it at any time.
+#
+# It writes a note beside the run, with the seconds, the day and the versions. These cannot go into the
+# metrics, which must be the same in every repetition. `outcome_of` takes a finished run only if it has
+# the settings of the plan, since another sweep may have used the same folder, and it raises an error if
+# the metrics are damaged.
+
+# %%
+#| export
+NOTE = "sweep.json"
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a file in one step, so that nobody reads half of it."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def read_note(folder: str | Path) -> dict[str, Any]:
+    """Read the note beside a run or a whole sweep: its seconds, and whether it is finished."""
+    try:
+        note = json.loads((Path(folder) / NOTE).read_text())
+    except (OSError, ValueError):
+        note = None
+    sound = isinstance(note, dict) and type(note.get("seconds")) in (int, float)
+    return note if sound else {"seconds": 0.0}
+
 
 # %%
 #| export
@@ -385,46 +430,20 @@ def read_outcome(run_dir: str | Path) -> Outcome | None:
 
 def outcome_of(item: Item) -> Outcome | None:
     """Read what a run of the plan left, and refuse that of a run with other settings."""
-    path = Path(item.run_dir) / "config.yaml"
-    if path.exists():
-        check_same(read_settings(path), item)
+    check_same(item)
     return read_outcome(item.run_dir)
 
 
-# %%
-#| export
-NOTE = "sweep.json"
-
-
-def read_note(folder: str | Path) -> dict[str, Any]:
-    """Read the sweep's own note beside a run, or above all: its seconds, and if it is finished."""
-    path = Path(folder) / NOTE
-    try:
-        note = json.loads(path.read_text())
-    except (OSError, ValueError):
-        note = None
-    sound = isinstance(note, dict) and type(note.get("seconds")) in (int, float)
-    return note if sound else {"seconds": 0.0}
-
-
-def write_note(folder: str | Path, note: dict[str, Any]) -> None:
-    """Write the note in one step."""
-    path = Path(folder) / NOTE
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(note))
-    os.replace(temporary, path)
-
-
 # %% [markdown]
-# Two processes in one run directory would ruin it. It is easily done: type the command twice, or
-# start again while an old process still writes its last checkpoint. [A run](run.ipynb) refuses the
-# second one; a sweep lets it wait, and then it finds the run finished or goes on with it. The lock is
-# `filelock`'s, one of the operating system: it is given back when its holder dies, whatever it dies of.
+# Two processes in one run directory would ruin it. That happens easily: you type the command twice, or
+# you start again while an old process still writes its last checkpoint. `rlbook train` refuses to
+# start then. A sweep waits for the lock instead, and then finds the run finished or continues it. The
+# operating system releases the lock when its holder dies, for whatever reason.
 
 # %%
 #| export
 def run_item(item: Item) -> Outcome:
-    """Do one run, or what is left of it: begin, go on from its checkpoint, or only read it."""
+    """Do one run, or what is left of it: begin, continue from its checkpoint, or only read it."""
     folder = Path(item.run_dir)
     folder.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(folder / "lock"):  # waits for another process that works here
@@ -441,7 +460,8 @@ def run_item(item: Item) -> Outcome:
         finally:
             seconds = note["seconds"] + time.perf_counter() - began
             today = {"created": datetime.date.today().isoformat(), "versions": versions()}
-            write_note(folder, {"seconds": seconds, "finished": finished, **today})
+            note = {"seconds": seconds, "finished": finished, **today}
+            replace_file(folder / NOTE, json.dumps(note))
         outcome = read_outcome(folder)
         assert outcome is not None
         return outcome
@@ -449,8 +469,8 @@ def run_item(item: Item) -> Outcome:
 
 # %%
 settings = {
-    **{"env_id": "CartPole-v1", "total_steps": 1_500, "learning_starts": 200, "epsilon_decay_steps": 800},
-    **{"eval_every": 500, "eval_episodes": 5, "checkpoint_every": 500, "train_frequency": 8},
+    **{"env_id": "CartPole-v1", "total_steps": 1_500, "learning_starts": 200, "train_frequency": 8},
+    **{"epsilon_decay_steps": 800, "eval_every": 500, "eval_episodes": 5, "checkpoint_every": 500},
 }
 item = make_plan("dqn", settings, {"dqn": {}}, [0], folder / "one")[0]
 for call in ("first", "second"):
@@ -459,17 +479,19 @@ for call in ("first", "second"):
     print(f"{call} call: {time.perf_counter() - clock:6.3f} s", outcome.steps, outcome.returns)
 
 # %% [markdown]
+# The second call reads a file.
+#
 # ## A process for each run
 #
-# One process per run: a crash takes nobody with it, and each has an interpreter of its own. The
-# hard part is to stop them. A sweep may end by Ctrl-C, by SIGTERM, or without any chance to say
-# goodbye, by SIGKILL, which is also how a system ends programs when memory runs out. Its workers must
-# stop in each case, or they would go on for hours, unseen.
+# Each run has a process of its own, so a crash stops only one run. The hard part is to stop them all.
+# A sweep may end by Ctrl-C, by SIGTERM, or by SIGKILL, for example when the machine runs out of memory,
+# and SIGKILL leaves it no time to tell its workers. Yet they must stop in each case, or they would
+# run on for hours without anybody noticing.
 #
-# The trick is a pipe. Each worker reads from its stdin, where nothing is ever written. When the
-# sweep ends, **however** it ends, the operating system closes the other end, the read returns, and
-# the worker sends itself SIGTERM, on which [a run](run.ipynb) writes a checkpoint and ends. Should it
-# hang, in an environment that never returns, SIGKILL follows a minute later.
+# The trick is a pipe. Each worker reads from its stdin, where nothing is ever written. When the sweep
+# ends, **for whatever reason**, the operating system closes the other end, and the read returns. Then
+# the worker sends itself SIGTERM, on which [a run](run.ipynb) writes a checkpoint and ends. If it
+# hangs, in an environment that never returns, SIGKILL follows a minute later.
 
 # %%
 #| export
@@ -477,21 +499,17 @@ PATIENCE = 60.0  # seconds in which a run has to write its checkpoint and end
 
 
 def follow_parent() -> None:
-    """Stop this process when the other end of its stdin goes away: SIGTERM, then SIGKILL."""
-
-    def watch() -> None:
-        while os.read(0, 1):
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(PATIENCE)  # an environment may hang
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=watch, daemon=True).start()
+    """Stop this process when the other end of its stdin is closed: SIGTERM, then SIGKILL."""
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(PATIENCE)  # an environment may hang
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def worker(text: str) -> int:
     """Do the run that is described in JSON; the exit code says how it went."""
-    follow_parent()
+    threading.Thread(target=follow_parent, daemon=True).start()
     sys.path.append(os.getcwd())  # last, as the command line has it: an environment may be there
     try:
         run_item(Item(**json.loads(text)))
@@ -504,57 +522,44 @@ def worker(text: str) -> int:
 
 
 # %% [markdown]
-# The workers get a session of their own. Otherwise Ctrl-C in a terminal would reach them at the
-# same time as their parent, and a second signal stops a run at once, without its checkpoint.
+# Each worker also gets a session of its own. Otherwise Ctrl-C in a terminal would reach it twice,
+# directly and through its parent, and a second signal stops a run at once, without a checkpoint. What
+# a worker prints goes to `log.txt` beside the run. If it fails, the last line says why.
 
 # %%
 #| export
-class Workers:
-    """Processes that each do one run, with one thread each."""
-
-    def __init__(self) -> None:
-        self.running: dict[subprocess.Popen[bytes], Item] = {}
-
-    def start(self, item: Item) -> None:
-        """Start the process of one run; what it prints goes to log.txt beside the run."""
-        Path(item.run_dir).mkdir(parents=True, exist_ok=True)
-        with open(Path(item.run_dir) / "log.txt", "w") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "rlbook.sweep", json.dumps(dataclasses.asdict(item))],
-                stdin=subprocess.PIPE,  # closes when this process ends, however it ends
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                start_new_session=True,  # Ctrl-C reaches this process alone, which stops the others
-            )
-        self.running[process] = item
-
-    def finished(self) -> list[tuple[Item, int]]:
-        """Return the runs whose process has ended since the last call, with its exit code."""
-        ended = [process for process in self.running if process.poll() is not None]
-        return [(self.running.pop(process), process.returncode) for process in ended]
-
-    def stop(self, patience: float = PATIENCE) -> None:
-        """Let every process write its checkpoint and end."""
-        for process in self.running:
-            assert process.stdin is not None
-            process.stdin.close()
-        for process in self.running:
-            try:
-                process.wait(patience)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self.running.clear()
+Worker = subprocess.Popen[bytes]
 
 
-# %% [markdown]
-# What a process printed last is why it failed.
+def start_worker(item: Item) -> Worker:
+    """Start the process of one run; what it prints goes to log.txt beside the run."""
+    Path(item.run_dir).mkdir(parents=True, exist_ok=True)
+    with open(Path(item.run_dir) / "log.txt", "w") as log:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "rlbook.sweep", json.dumps(dataclasses.asdict(item))],
+            stdin=subprocess.PIPE,  # closes when this process ends, however it ends
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,  # Ctrl-C reaches this process alone, which stops the others
+        )
 
-# %%
-#| export
-def last_words(item: Item, code: int) -> str:
-    """Say why a process failed: the signal that ended it, or the last line that it printed."""
+
+def stop_workers(workers: Sequence[Worker]) -> None:
+    """Let every process write its checkpoint and end."""
+    for process in workers:
+        assert process.stdin is not None
+        process.stdin.close()
+    for process in workers:
+        try:
+            process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def why_it_failed(item: Item, code: int) -> str:
+    """Name the signal that ended a process, or return the last line that it printed."""
     if code < 0:
         return f"its process was ended by {signal.Signals(-code).name}"
     lines = (Path(item.run_dir) / "log.txt").read_text(errors="replace").split("\n")
@@ -563,11 +568,10 @@ def last_words(item: Item, code: int) -> str:
 
 
 # %% [markdown]
-# ## One bar for all
+# ## The report
 #
-# Twenty bars would flicker, so there is one for the whole sweep. It counts environment steps, since
-# a run may take hours, and finds them where the runs leave them anyway: in the last line of each
-# `metrics.jsonl`. A run that has ended is one line of text above the bar.
+# While it runs, a sweep shows one bar that counts the environment steps of all runs. It finds them in
+# the last line of each `metrics.jsonl`. When a run ends, one line of text says how.
 
 # %%
 #| export
@@ -633,8 +637,9 @@ class Report:
 
 
 # %% [markdown]
-# The loop that feeds the processes: start what fits, report what has ended, and on a signal stop
-# all. A `Backend` is whatever does a list of runs; the chapter [cluster](cluster.ipynb) adds another.
+# The loop starts as many workers as fit, reports each that has ended, and stops them all on a signal.
+# A `Backend` is a function that does the runs of a plan and returns those that failed. `run_plan` is
+# the first; [A cluster](cluster.ipynb) adds another.
 
 # %%
 #| export
@@ -650,18 +655,20 @@ def run_plan(
     plan: Sequence[Item], jobs: int | None = None, say: Callable[[str], None] = print
 ) -> list[Item]:
     """Do all runs that are not finished, `jobs` at a time; return those that failed."""
-    report, workers, jobs = Report(plan, say), Workers(), jobs or cores()
+    report, running, jobs = Report(plan, say), dict[Worker, Item](), jobs or cores()
     with catch_signals() as caught:
         try:
-            while (report.waiting or workers.running) and not caught:
-                while report.waiting and len(workers.running) < jobs:
-                    workers.start(report.waiting.pop(0))
-                for item, code in workers.finished():
-                    report.end(item, last_words(item, code))
+            while (report.waiting or running) and not caught:
+                while report.waiting and len(running) < jobs:
+                    item = report.waiting.pop(0)
+                    running[start_worker(item)] = item
+                for process in [each for each in running if each.poll() is not None]:
+                    item = running.pop(process)
+                    report.end(item, why_it_failed(item, process.returncode))
                 report.show()
                 time.sleep(0.05)
         finally:
-            workers.stop()
+            stop_workers(list(running))
     report.close(caught)
     return report.failed
 
@@ -679,17 +686,18 @@ def find_backend(name: str) -> Backend:
 
 
 # %% [markdown]
-# ## What the seeds say together
+# ## One score for several seeds
 #
-# The mean of five scores is at the mercy of one: $10, 12, 11, 13$ and a failure at $-100$ have the
-# mean $-10.8$, which no run scored. The median, 11, ignores four of five. Agarwal et al. (2021)
-# recommend what lies between, the **interquartile mean**: leave out the lowest and the highest
-# quarter, and average the rest. By hand, of five scores one goes on each side, and
+# One bad seed can spoil the mean of five: the scores $10, 12, 11, 13$ and a failure at $-100$ have the
+# mean $-10.8$, which no run scored. Their median, 11, depends on one score alone. Agarwal et al.
+# (2021) recommend the **interquartile mean** (IQM), which lies between the two: leave out the lowest
+# and the highest quarter, and average the rest. By hand, of five scores one goes on each side, and
 # $(10 + 11 + 12) / 3 = 11$.
 #
-# How sure is it? Student's t does not apply to a trimmed mean. The bootstrap does: draw as many
-# scores, with replacement, as there are seeds, take the interquartile mean, do so thousands of
-# times, and read off the middle 95 %. SciPy has both parts.
+# How certain is it? Student's t does not apply to a trimmed mean, but a *bootstrap interval* does:
+# draw as many scores, with replacement, as there are seeds; take their IQM; repeat this thousands of
+# times; and take the range of the middle 95 %. (This bootstrap is from statistics. It has nothing to do
+# with the bootstrapping of a value from the next one.)
 
 # %%
 #| export
@@ -728,50 +736,38 @@ assert iqm_interval(one_failed)[2] <= 13 < 50 < mean_interval(np.array(one_faile
 print(summary({"runs": {"one failed": {"final": one_failed}}}))
 
 # %% [markdown]
-# The interval of the mean reaches far beyond the best score, 13, to a place where no run has been.
-# That of the interquartile mean does not, and its lower end still tells of the failure: in some of
-# the draws it came up often enough to survive the trimming. The interquartile mean sums up a variant
-# in every stored result, and in every figure of last evaluations, beside the seeds themselves.
-# Learning curves are means.
-
-# %% [markdown]
+# The interval of the mean reaches far above the best score, 13. That of the IQM does not, and its
+# lower end still shows the failure, because some of the draws hold it more than once. So the book
+# states the IQM of the last evaluations and shows the seeds beside it. Learning curves are means.
+#
 # ## One small file
 #
-# The result is one JSON file with all that a figure needs, and all that a sceptic needs to make it
-# again: every curve, on the one grid of steps at which all seeds were evaluated, and the
-# interquartile mean of the last evaluations with the ends of its interval. A variant names the
-# settings that are not at their default. The defaults stand beside it, once an algorithm: when one
-# of them is changed some day, the file still says what was run, and a test can say which results
-# have to be made anew.
+# The result is one JSON file with everything that a figure needs, and everything that is needed to make
+# it again: the command, the seeds, the versions and the settings. For each variant it lists the
+# settings that are not at their defaults. The defaults are stored too, once per algorithm. If one of
+# them changes some day, the file still says what was run, and a test finds the results that have to be
+# made again.
 
 # %%
 #| export
-SET_BY_THE_SWEEP = ("seed", "run_dir")
-
-
 def overrides(config: Config) -> dict[str, Any]:
     """Return the settings that are not at their default, without what the sweep sets itself."""
-    default = type(config)()
-    differing = {name: v for name, v in config.model_dump().items() if v != getattr(default, name)}
-    return {name: v for name, v in differing.items() if name not in SET_BY_THE_SWEEP}
+    return config.model_dump(exclude_defaults=True, exclude=set(SET_BY_THE_SWEEP))
 
 
-def defaults(algo: str) -> dict[str, Any]:
-    """Return the default settings of an algorithm, without what the sweep sets itself."""
-    own = find_algorithm(algo).config_class().model_dump()
-    return {name: value for name, value in own.items() if name not in SET_BY_THE_SWEEP}
+def joined(values: Iterable[Any]) -> str:
+    """Return the different values as one text."""
+    return ", ".join(dict.fromkeys(str(value) for value in values))
 
 
 def made_when(plan: Sequence[Item]) -> dict[str, Any]:
-    """Return the last day on which a run was made, and with which versions; all, if they differ."""
-    notes = [read_note(item.run_dir) for item in plan]
-    made_with = [note.get("versions") or versions() for note in notes]
-    together = {
-        name: ", ".join(dict.fromkeys(str(each.get(name, "unknown")) for each in made_with))
-        for name in versions()
+    """Return the versions with which the runs were made, and the day of the last one."""
+    today = {"created": datetime.date.today().isoformat(), "versions": versions()}
+    notes = [{**today, **read_note(item.run_dir)} for item in plan]
+    found = {
+        name: joined(note["versions"].get(name, "unknown") for note in notes) for name in versions()
     }
-    today = datetime.date.today().isoformat()
-    return {"versions": together, "created": max(str(note.get("created", today)) for note in notes)}
+    return {"versions": found, "created": max(note["created"] for note in notes)}
 
 
 # %%
@@ -794,23 +790,27 @@ def collect(plan: Sequence[Item], command: str, seconds: float) -> dict[str, Any
         run["seconds"].append(outcome.seconds)
     for run in runs.values():
         run["iqm"] = [short(x) if x == x else None for x in iqm_interval(run["final"])]  # no NaN
+    configs = {item.algo: find_algorithm(item.algo).config_class() for item in plan}
     return {
         "command": command,
-        "algo": ", ".join(dict.fromkeys(item.algo for item in plan)),
-        "env_id": ", ".join(dict.fromkeys(item.config().env_id for item in plan)),
+        "algo": joined(item.algo for item in plan),
+        "env_id": joined(item.config().env_id for item in plan),
         "seeds": list(dict.fromkeys(item.seed for item in plan)),
         **made_when(plan),
         "seconds": short(seconds),
-        "defaults": {algo: defaults(algo) for algo in dict.fromkeys(item.algo for item in plan)},
+        "defaults": {
+            algo: config.model_dump(exclude=set(SET_BY_THE_SWEEP))
+            for algo, config in configs.items()
+        },
         "runs": runs,
     }
 
 
 # %% [markdown]
-# A stored result may have cost a day, so the file that you name with `--out` is only replaced by a
-# newer result of the same sweep. That, and whether it can be written at all, is checked before the
-# first run, not after the last. Without `--out` the result stands beside the runs, always that of the
-# last sweep there.
+# A stored result may have cost a day of computing. So the file that you name with `--out` is replaced
+# only by a newer result of the same sweep. That, and whether it can be written at all, is checked
+# before the first run. Without `--out` the result goes to `result.json` beside the runs, and each
+# sweep there replaces it.
 
 # %%
 #| export
@@ -822,19 +822,18 @@ def check_out(out: Path, plan: Sequence[Item]) -> None:
         return
     try:
         old = json.loads(out.read_text())
-        runs = old["runs"].items()
-        algos = {name: run.get("algo", old["algo"]) for name, run in runs}
-        before = (old["seeds"], set(algos), algos, {name: run["settings"] for name, run in runs})
+        algos = {name: run.get("algo", old["algo"]) for name, run in old["runs"].items()}
+        settings = {name: run["settings"] for name, run in old["runs"].items()}
+        before = (old["seeds"], set(algos), algos, settings)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{out} is not a stored result: it stays as it is.") from None
     seeds = list(dict.fromkeys(item.seed for item in plan))
     algos = {item.variant: item.algo for item in plan}
     settings = {item.variant: plain(overrides(item.config())) for item in plan}
-    now = (seeds, set(algos), algos, settings)
     parts = ("seeds", "variants", "algorithms", "settings")
-    differ = [part for part, a, b in zip(parts, before, now, strict=True) if a != b]
-    if differ:
-        raise ValueError(f"{out} holds a sweep with other {differ[0]}: choose another --out.")
+    for part, a, b in zip(parts, before, (seeds, set(algos), algos, settings), strict=True):
+        if a != b:
+            raise ValueError(f"{out} holds a sweep with other {part}: choose another --out.")
 
 
 # %%
@@ -850,34 +849,35 @@ def check_writable(folder: Path) -> None:
 
 
 # %% [markdown]
-# JSON with an indent puts each number of a list on a line of its own. One curve a line is easier to
-# read, and so are the differences between two versions of a file:
+# JSON with an indent puts each number of a list on a line of its own. One curve per line is easier to
+# read and to compare. A text in JSON holds no line break, so `[` before one always opens a list.
 
 # %%
 #| export
-TEXT_OR_NUMBERS = r'"(?:[^"\\]|\\.)*"|\[[^\[\]{}"]*\]'  # brackets in a text stay
-
-
-def as_line(found: str) -> str:
-    """Put a list of numbers on one line."""
-    return json.dumps(json.loads(found)) if found.startswith("[") else found
-
-
 def write_result(out: Path, result: dict[str, Any]) -> None:
     """Write a result in one step, one curve a line."""
-    text = json.dumps(result, indent=1)
-    text = re.sub(TEXT_OR_NUMBERS, lambda found: as_line(found[0]), text)
+    numbers = r'\[\n[^][{}"]*\]'
+    text = re.sub(
+        numbers, lambda found: json.dumps(json.loads(found[0])), json.dumps(result, indent=1)
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f"{out.name}.{os.getpid()}.tmp")
-    temporary.write_text(text + "\n")
-    os.replace(temporary, out)
+    replace_file(out, text + "\n")
 
+
+# %% [markdown]
+# This is what the first sweep of this chapter wrote, with the longest parts left out:
+
+# %%
+one = {**result["runs"]["n_step=10"], "settings": "...", "returns": "..."}
+brief = {**result, "defaults": "...", "runs": {"n_step=1": "...", "n_step=10": one}}
+write_result(folder / "brief.json", brief)
+print((folder / "brief.json").read_text())
 
 # %% [markdown]
 # ## The whole sweep
 #
-# If a run fails, the others go on, but no result is written: a mean over the seeds that happened to
-# survive is not the mean over seeds (exercise 5).
+# If a run fails, the others continue, but no result is written: the mean over the seeds that survived
+# is not the mean over seeds (exercise 5).
 
 # %%
 #| export
@@ -898,7 +898,7 @@ def sweep(
     run_all = find_backend(backend)
     if jobs is not None and jobs < 1:
         raise ValueError(f"`jobs` must be a whole number above 0, not {jobs}.")
-    chosen = check_variants({algo: {}} if variants is None else variants)
+    chosen = {algo: {}} if variants is None else variants
     env_id = make_config(find_algorithm(algo).config_class, settings).env_id
     folder = Path(directory or "runs/sweep-" + re.sub(r"[^\w.]+", "-", f"{algo}-{env_id}"))
     plan = make_plan(algo, settings, chosen, check_seeds(seeds), folder)
@@ -915,7 +915,7 @@ def sweep(
         failed = run_all(plan, jobs, say)
     finally:
         seconds = before + time.perf_counter() - began
-        write_note(folder, {"seconds": seconds, "runs": runs})
+        replace_file(folder / NOTE, json.dumps({"seconds": seconds, "runs": runs}))
     if failed:
         names = ", ".join(f"{item.variant} seed {item.seed}" for item in failed)
         raise RunFailed(f"{len(failed)} of {len(plan)} runs failed ({names}): nothing is written.")
@@ -935,18 +935,12 @@ if __name__ == "__main__" and "__file__" in globals():
 # %% [markdown]
 # ## Stopped in the middle
 #
-# What do 10-step returns buy on CartPole within 3,000 steps? Two variants, three seeds, six runs of
-# about a second each. The command runs as your shell would run it, and as soon as one run has
-# finished and another is in the middle, somebody presses Ctrl-C.
+# Now add two seeds to the first sweep, in the same directory. As soon as one of the new runs has
+# written a checkpoint, press Ctrl-C:
 
 # %%
-budget = "--total-steps 3000 --epsilon-decay-steps 1500 --eval-every 500 --eval-episodes 5"
-line = f"sweep dqn --config cartpole {budget} --checkpoint-every 500 --seeds 3 --vary n_step=1,10"
-line += " --run-dir runs/steps --out steps.json"
-
-
 def finished_runs() -> dict[str, int]:
-    """Return the finished runs, with the time at which their metrics were last touched."""
+    """Return the finished runs, with the time at which their metrics were last written."""
     runs = sorted((folder / "runs/steps").glob("*/seed_*"))
     return {
         f"{run.parent.name} {run.name}": (run / "metrics.jsonl").stat().st_mtime_ns
@@ -961,70 +955,47 @@ def half_done() -> list[str]:
     return [f"{run.parent.name} {run.name}" for run in runs if 500 <= last_step(run) <= 1_500]
 
 
-print(f"$ rlbook {line}")
-words = [sys.executable, "-m", "rlbook.cli", *line.split()]
+print(f"$ rlbook {line} --seeds 4")
+words = [sys.executable, "-m", "rlbook.cli", *line.split(), "--seeds", "4"]
 out = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
 process = subprocess.Popen(words, text=True, cwd=folder, **out)
-while not (finished_runs() and (cut := half_done())) and process.poll() is None:
+while not (cut := half_done()) and process.poll() is None:
     time.sleep(0.02)
 process.send_signal(signal.SIGINT)
 print(process.communicate()[0], f"(exit code {process.returncode})", sep="")
 assert process.returncode == 130
 before = finished_runs()
 print("finished:", ", ".join(before), "- in the middle:", ", ".join(cut))
-assert before and cut and not set(cut) & set(before)
+assert len(before) >= 4 and cut and not set(cut) & set(before)
 
 # %% [markdown]
-# The same command again, this time inside the notebook, which saves a process. It does not touch
-# what was finished, and goes on with the rest:
+# The same command again continues the runs that were stopped, and does not touch the finished ones:
 
 # %%
-from rlbook.cli import main
-
-print(f"$ rlbook {line}")
+print(f"$ rlbook {line} --seeds 4")
 with contextlib.chdir(folder):
-    assert main(line.split()) == 0
+    assert main([*line.split(), "--seeds", "4"]) == 0
 after = finished_runs()
-assert len(after) == 6 and all(after[run] == when for run, when in before.items())
+assert len(after) == 8 and all(after[run] == when for run, when in before.items())
 
 # %% [markdown]
-# Did the interruption change a number? Take the run that was cut in the middle and do it once more
-# elsewhere, from beginning to end:
+# Did the interruption change a number? Take the run that was stopped and do it again in another
+# directory, without a break:
 
 # %%
-result = load_result(folder / "steps.json")
 variant, seed = cut[0].split()[0], int(cut[0][-1])
-own = {**result["runs"][variant]["settings"]}
+own = load_result(folder / "runs/steps/result.json")["runs"][variant]["settings"]
 again = make_plan("dqn", own, {"again": {}}, [seed], folder / "runs/again")[0]
 print(cut[0], run_item(again).returns)
 was_cut = folder / "runs/steps" / variant / f"seed_{seed}" / "metrics.jsonl"
 assert Path(again.run_dir, "metrics.jsonl").read_bytes() == was_cut.read_bytes()
 
 # %% [markdown]
-# Not one digit in any line of its metrics. The file holds all of it. `plot_result` draws the curves, `plot_scores` the last
-# evaluations: each seed a dot, and the interquartile mean with its interval. `rlbook plot steps.json`
-# draws both.
-
-# %%
-figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2))
-labels = {"n_step=1": "1 step", "n_step=10": "10 steps"}
-plot_result(left, result, labels)
-plot_scores(right, result, labels)
-plt.show()
-one = {**result["runs"]["n_step=10"], "settings": "...", "returns": "..."}
-small = {**result, "runs": {"n_step=1": "...", "n_step=10": one}}
-print(json.dumps(small, indent=1), f"{(folder / 'steps.json').stat().st_size:,} bytes", sep="\n")
-
-# %% [markdown]
-# Three seeds give a band that leaves the range of possible returns, which is the truth about three
-# seeds. The bootstrap knows no more than the seeds that it draws from: of three, its interval is the
-# range from the lowest to the highest, however far the next one may be from there.
-#
-# Nor are 3,000 steps enough. [DQN](dqn.ipynb) asks the same question with ten times as many and five
-# seeds, and there the answer is clear: an interquartile mean of 500 with 10 steps and of 238 with one.
-# Whatever the figure above says, too few steps mislead as surely as too few seeds.
+# No: both files of metrics are equal, byte for byte.
 #
 # ## Mistakes
+#
+# Each mistake is told in one sentence, before anything runs:
 
 # %%
 mistakes: dict[str, dict[str, Any]] = {
@@ -1034,7 +1005,7 @@ mistakes: dict[str, dict[str, Any]] = {
     "a wrong value": {"variants": {"fast": {"lr": "very"}}},
     "a seed in a variant": {"variants": {"lucky": {"seed": 7}}},
     "an unknown environment": {"variants": {"other": {"env_id": "CartPoel-v1"}}},
-    "another sweep's result": {"out": folder / "steps.json"},
+    "another sweep's result": {"out": folder / "runs/steps/result.json"},
 }
 for what, wrong in mistakes.items():
     try:
@@ -1046,24 +1017,24 @@ assert not (folder / "runs/wrong").exists()
 # %% [markdown]
 # ## Honest edges
 #
-# - The interval is over seeds, of the score of the last evaluation. It says nothing about other
-#   environments. That of the mean takes scores for normal; with a few runs that fail completely they
-#   are not. That of the interquartile mean takes the seeds at hand for all there are: with five it
-#   is too narrow, as [figures](figures.ipynb) measures, and with three or fewer seeds nothing is
-#   trimmed. So both stand in the summary, and figures show the seeds beside the interval.
-# - Two variants with the same seed share the starts of their evaluations, and those of their episodes
-#   after each checkpoint, though they soon play different games. The intervals ignore that and treat
-#   the runs as independent.
-# - Seconds are counted while several runs share a machine. Compare them within one sweep only.
-# - After a SIGKILL the seconds of the killed process are lost; the numbers of the run are not.
-# - A stored result names the last day on which one of its runs was made, and the versions. A later revision of this book may
-#   round differently, so the same seed may end elsewhere; the distribution over seeds should not.
+# - The intervals are about seeds: they say how much the score of the last evaluation would change with
+#   other seeds. They say nothing about other environments.
+# - The interval of the mean assumes normal scores, and they are not normal if a few runs fail
+#   completely. The interval of the IQM assumes that the seeds at hand represent all seeds; with five
+#   it is too narrow, as [Figures](figures.ipynb) measures, and with three or fewer nothing is trimmed.
+#   So the summary prints both, and figures show the seeds beside the interval.
+# - Two variants with the same seed share the first states of their evaluation episodes, so they are not
+#   quite independent. The intervals ignore that.
+# - Seconds are counted while several runs share a machine. Compare them within one sweep only. A process
+#   that ends by SIGKILL does not count its seconds; the numbers of its run are right all the same.
+# - A later version of this book or of PyTorch may round differently, so the same seed may end elsewhere.
+#   A stored result names its versions and the day of its last run.
 #
 # ## Exercises
 #
-# **Exercise 1.** How many seeds does it take to believe the worse algorithm in at most 5 % of the
-# cases, if the better one is better by half a standard deviation? Solve the formula for $n$, then
-# read it off the figure.
+# **Exercise 1.** A is better than B by half a standard deviation. How many seeds of each do you need to
+# believe the worse one in at most 5 % of the cases? Solve the formula for $n$, then check it in the
+# figure.
 
 # %% [markdown]
 # <details>
@@ -1078,16 +1049,16 @@ assert not (folder / "runs/wrong").exists()
 # </details>
 
 # %% [markdown]
-# **Exercise 2.** A simpler sweep would catch Ctrl-C and SIGTERM and pass them on to its workers,
-# without pipes. Which end of the sweep would then leave workers behind?
+# **Exercise 2.** A simpler sweep has no pipes: it catches Ctrl-C and SIGTERM and passes them on to its
+# workers. In which case would workers be left behind?
 
 # %% [markdown]
 # <details>
 # <summary>Solution</summary>
 #
-# SIGKILL, and with it the out-of-memory killer, `kill -9` and a crash of the interpreter: the
-# parent has no chance to pass anything on. Its pipes are closed in every case, because that is done
-# by the operating system and not by the parent.
+# After SIGKILL, which includes `kill -9` and running out of memory, and after a crash of the
+# interpreter: the parent cannot pass anything on. Its pipes are closed in every case, because the
+# operating system closes them.
 #
 # ```python
 # import os
@@ -1098,7 +1069,7 @@ assert not (folder / "runs/wrong").exists()
 # sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
 # parent = subprocess.Popen(sleep, pass_fds=[writer])
 # os.close(writer)
-# parent.kill()  # SIGKILL: it cannot say goodbye
+# parent.kill()  # SIGKILL: it cannot do anything more
 # parent.wait()
 # assert os.read(reader, 1) == b""  # the end of the file: the system has closed the other end
 # os.close(reader)
@@ -1107,8 +1078,8 @@ assert not (folder / "runs/wrong").exists()
 # </details>
 
 # %% [markdown]
-# **Exercise 3, a planted bug.** A shorter plan: one mapping of settings, the seed put into it for
-# each run. The sweep runs, and its result is wonderfully clear. Why should that alarm you?
+# **Exercise 3, a planted bug.** Here is a shorter plan: it has one mapping of settings, and puts the
+# seed of each run into it. The sweep runs, and its interval is very narrow. Why should that alarm you?
 
 # %%
 shared = dict(settings)
@@ -1132,8 +1103,8 @@ print(f"mean {mean:.1f}, 95 % interval {low:.1f} to {high:.1f}")
 # <summary>Solution</summary>
 #
 # All three entries are the *same* mapping, and it holds the last seed: the sweep trained seed 2
-# three times. Identical scores give an interval of width zero. A band that vanishes is the sign of
-# a broken sweep, not of a stable algorithm. `make_plan` builds a new mapping for each run.
+# three times. Equal scores give an interval of width zero. A band without width is the sign of a
+# broken sweep, not of a stable algorithm. `make_plan` makes a new mapping for each run.
 #
 # ```python
 # short_plan = [{**settings, "seed": seed} for seed in range(3)]
@@ -1146,16 +1117,15 @@ print(f"mean {mean:.1f}, 95 % interval {low:.1f} to {high:.1f}")
 # </details>
 
 # %% [markdown]
-# **Exercise 4.** The plan lists all variants of seed 0 first, then those of seed 1, and so on. What
-# is good about this order when a sweep is stopped half way?
+# **Exercise 4.** The plan lists all variants with seed 0 first, then all with seed 1, and so on. Why is
+# this order useful when a sweep is stopped halfway?
 
 # %% [markdown]
 # <details>
 # <summary>Solution</summary>
 #
-# Every variant then has about the same number of finished seeds, and a first comparison is fair.
-# The other order would have all seeds of the first variant and none of the last. It also spreads a
-# slow hour of the machine over all variants.
+# Every variant then has about the same number of finished seeds, so a first comparison is fair. The
+# other order would have all seeds of the first variant and none of the last.
 #
 # ```python
 # plan = make_plan("dqn", settings, {"a": {}, "b": {}}, [0, 1], Path("runs/x"))
@@ -1165,17 +1135,17 @@ print(f"mean {mean:.1f}, 95 % interval {low:.1f} to {high:.1f}")
 # </details>
 
 # %% [markdown]
-# **Exercise 5.** Half of the runs of a variant end with a loss that is not finite. Somebody
-# suggests to average the rest. With scores of 400 for a sound run and 0 for a failed one, what do
-# they report, and what is true?
+# **Exercise 5.** Half of the runs of a variant end with a loss that is not finite. Somebody suggests
+# averaging the others. A good run scores 400, and a failed one 0. What do they report, and what is
+# true?
 
 # %% [markdown]
 # <details>
 # <summary>Solution</summary>
 #
 # They report 400, and the truth is 200: whoever uses this variant gets 0 in half of the cases. A
-# failed run is a result. So the sweep says which runs failed, and leaves it to you to give them a
-# score or to mend the variant.
+# failed run is a result. So the sweep says which runs failed, and you decide whether to give them a
+# score or to repair the variant.
 #
 # ```python
 # scores = np.array([400.0] * 5 + [0.0] * 5)

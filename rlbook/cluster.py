@@ -32,7 +32,7 @@ from rlbook.progress import Interrupted, catch_signals
 from rlbook.sweep import Item, Outcome, Report, read_outcome, run_item
 
 # %% book/cluster.py · Finding the cluster
-RETRIES = 5  # times that a run is begun again because its worker died
+RETRIES = 5  # times that a run is started again because its worker died
 
 
 def import_ray() -> Any:
@@ -98,10 +98,10 @@ def do_item(fields: dict[str, Any], directory: str) -> Outcome:
         return run_item(Item(**fields))
     except Interrupted as stopped:
         if stopped.signal_number == signal.SIGTERM:
-            os._exit(1)  # the worker is taken away: Ray does the task again
+            os._exit(1)  # the machine is taken away: Ray does the task again
         raise
     except Exception:
-        with contextlib.suppress(OSError):  # perhaps it could not be written in the first place
+        with contextlib.suppress(OSError):  # the disk itself may be the trouble
             Path(fields["run_dir"], "log.txt").write_text(traceback.format_exc())
         raise
 

@@ -4,31 +4,27 @@ __all__ = [
     "NOTE",
     "PATIENCE",
     "SET_BY_THE_SWEEP",
-    "TEXT_OR_NUMBERS",
     "Backend",
     "Item",
     "Outcome",
     "Report",
     "Variants",
-    "Workers",
-    "as_line",
-    "check_keys",
+    "Worker",
     "check_out",
     "check_plan",
     "check_same",
     "check_seeds",
-    "check_variants",
     "check_writable",
     "collect",
     "cores",
-    "defaults",
     "find_backend",
     "folder_names",
     "follow_parent",
     "grid",
+    "has_text_keys",
     "iqm_interval",
+    "joined",
     "last_step",
-    "last_words",
     "made_when",
     "make_plan",
     "outcome_of",
@@ -36,13 +32,16 @@ __all__ = [
     "plain",
     "read_note",
     "read_outcome",
+    "replace_file",
     "run_item",
     "run_plan",
     "short",
+    "start_worker",
+    "stop_workers",
     "summary",
     "sweep",
+    "why_it_failed",
     "worker",
-    "write_note",
     "write_result",
 ]
 
@@ -59,7 +58,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,19 +95,10 @@ def grid(words: Sequence[str]) -> Variants:
     }
 
 
-def check_variants(variants: Any) -> Variants:
-    """Return named variants as they stand in a file, or say what is wrong with them."""
-    if not isinstance(variants, dict) or not variants:
-        raise ValueError("`variants` must hold at least one `name: {setting: value}`.")
-    checked: Variants = {}
-    for name, settings in variants.items():
-        if not isinstance(settings, dict | None):
-            raise ValueError(f"Variant {name!r} must be settings as `name: value`.")
-        checked[str(name)] = settings or {}
-    return checked
-
-
 # %% book/sweep.py · The plan
+SET_BY_THE_SWEEP = ("seed", "run_dir")
+
+
 @dataclass(frozen=True)
 class Item:
     """One run of a sweep: all that a process needs to know to do it."""
@@ -150,19 +140,24 @@ def make_plan(
     algo: str, settings: dict[str, Any], variants: Variants, seeds: list[int], directory: Path
 ) -> list[Item]:
     """List the runs, seed by seed, so that all variants advance together."""
-    for name in ("seed", "run_dir"):
-        if any(name in own for own in variants.values()):
-            raise ValueError(f"A variant cannot set {name!r}: the sweep does.")
-    whole = [{"algo": algo, **settings, **own} for own in variants.values()]
-    algos = [str(every.pop("algo")) for every in whole]
-    for name, every in zip(algos, whole, strict=True):
-        check_names(find_algorithm(name).config_class, every)
-    plan = []
-    rows = list(zip(algos, variants, folder_names(list(variants)), whole, strict=True))
-    for seed, (name, variant, folder, every) in itertools.product(seeds, rows):
-        run_dir = str(directory / folder / f"seed_{seed}")
-        plan.append(Item(name, variant, seed, run_dir, dict(every)))
-    return plan
+    if not isinstance(variants, dict) or not variants:  # they may come from a file
+        raise ValueError("`variants` must hold at least one `name: {setting: value}`.")
+    names, runs = [str(name) for name in variants], []
+    for name, own, folder in zip(names, variants.values(), folder_names(names), strict=True):
+        if not isinstance(own, dict | None):
+            raise ValueError(f"Variant {name!r} must be settings as `name: value`.")
+        for setting in SET_BY_THE_SWEEP:
+            if setting in (own or {}):
+                raise ValueError(f"A variant cannot set {setting!r}: the sweep does.")
+        whole = {"algo": algo, **settings, **(own or {})}
+        own_algo = str(whole.pop("algo"))
+        check_names(find_algorithm(own_algo).config_class, whole)
+        runs.append((own_algo, name, directory / folder, whole))
+    return [
+        Item(own_algo, name, seed, str(folder / f"seed_{seed}"), dict(whole))
+        for seed in seeds
+        for own_algo, name, folder, whole in runs
+    ]
 
 
 def plain(settings: dict[str, Any]) -> dict[str, Any]:
@@ -175,40 +170,20 @@ def plain(settings: dict[str, Any]) -> dict[str, Any]:
         ) from None
 
 
-def check_keys(value: Any) -> None:
-    """Raise unless settings survive the way through a file, where keys are texts."""
+def has_text_keys(value: Any) -> bool:
+    """Say whether all mappings inside settings have texts as keys, as in a file."""
     if isinstance(value, dict):
-        plain(value)
-        if not all(isinstance(key, str) for key in value):
-            raise ValueError("A sweep needs settings whose mappings have texts as keys.")
-    for part in value.values() if isinstance(value, dict) else value:
-        if isinstance(part, dict | list | tuple):
-            check_keys(part)
+        return all(isinstance(key, str) and has_text_keys(part) for key, part in value.items())
+    return not isinstance(value, list | tuple) or all(has_text_keys(part) for part in value)
 
 
-def check_plan(plan: Sequence[Item]) -> None:
-    """Raise before anything runs if a run could not, or would mix with other results."""
-    tried: dict[str, dict[str, Any]] = {}  # variant -> all its settings
-    for item in plan:
-        config = item.config()
-        check_keys(item.settings)
-        if config.eval_every == 0:
-            raise ValueError("A sweep compares evaluations: 'eval_every' must be above 0.")
-        if item.variant not in tried:
-            whole = {"algo": item.algo, **config.model_dump(), "seed": None, "run_dir": None}
-            for other in (name for name, settings in tried.items() if settings == whole):
-                raise ValueError(f"{other!r} and {item.variant!r} are the same settings: drop one.")
-            find_algorithm(item.algo)(config=config)  # finds environment, spaces and device wrong
-            tried[item.variant] = whole
-        path = Path(item.run_dir) / "config.yaml"
-        if path.exists():
-            check_same(read_settings(path), item)
-
-
-def check_same(stored: dict[str, Any], item: Item) -> None:
-    """Raise if the run that is there has other settings than the one that is wanted."""
+def check_same(item: Item) -> None:
+    """Raise if its directory holds a run with other settings."""
+    path = Path(item.run_dir) / "config.yaml"
+    if not path.exists():
+        return
     config = item.config()
-    there = plain({"algo": None, **type(config)().model_dump(), **stored})
+    there = plain({"algo": None, **type(config)().model_dump(), **read_settings(path)})
     wanted = plain({"algo": item.algo, **config.model_dump()})
     for name, value in wanted.items():
         if name != "run_dir" and there[name] != value:  # the whole sweep may have been moved
@@ -218,7 +193,46 @@ def check_same(stored: dict[str, Any], item: Item) -> None:
             )
 
 
+def check_plan(plan: Sequence[Item]) -> None:
+    """Raise before anything runs if a run could not, or would mix with other results."""
+    tried: dict[str, dict[str, Any]] = {}  # variant -> all its settings
+    for item in plan:
+        config = item.config()
+        plain(item.settings)
+        if not has_text_keys(item.settings):
+            raise ValueError("A sweep needs settings whose mappings have texts as keys.")
+        if config.eval_every == 0:
+            raise ValueError("A sweep compares evaluations: 'eval_every' must be above 0.")
+        if item.variant not in tried:
+            whole = {"algo": item.algo, **config.model_dump(), "seed": None, "run_dir": None}
+            for other in (name for name, settings in tried.items() if settings == whole):
+                raise ValueError(f"{other!r} and {item.variant!r} are the same settings: drop one.")
+            find_algorithm(item.algo)(config=config)  # finds environment, spaces and device wrong
+            tried[item.variant] = whole
+        check_same(item)
+
+
 # %% book/sweep.py · One run
+NOTE = "sweep.json"
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write a file in one step, so that nobody reads half of it."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def read_note(folder: str | Path) -> dict[str, Any]:
+    """Read the note beside a run or a whole sweep: its seconds, and whether it is finished."""
+    try:
+        note = json.loads((Path(folder) / NOTE).read_text())
+    except (OSError, ValueError):
+        note = None
+    sound = isinstance(note, dict) and type(note.get("seconds")) in (int, float)
+    return note if sound else {"seconds": 0.0}
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a sweep keeps of one run."""
@@ -251,36 +265,12 @@ def read_outcome(run_dir: str | Path) -> Outcome | None:
 
 def outcome_of(item: Item) -> Outcome | None:
     """Read what a run of the plan left, and refuse that of a run with other settings."""
-    path = Path(item.run_dir) / "config.yaml"
-    if path.exists():
-        check_same(read_settings(path), item)
+    check_same(item)
     return read_outcome(item.run_dir)
 
 
-NOTE = "sweep.json"
-
-
-def read_note(folder: str | Path) -> dict[str, Any]:
-    """Read the sweep's own note beside a run, or above all: its seconds, and if it is finished."""
-    path = Path(folder) / NOTE
-    try:
-        note = json.loads(path.read_text())
-    except (OSError, ValueError):
-        note = None
-    sound = isinstance(note, dict) and type(note.get("seconds")) in (int, float)
-    return note if sound else {"seconds": 0.0}
-
-
-def write_note(folder: str | Path, note: dict[str, Any]) -> None:
-    """Write the note in one step."""
-    path = Path(folder) / NOTE
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(note))
-    os.replace(temporary, path)
-
-
 def run_item(item: Item) -> Outcome:
-    """Do one run, or what is left of it: begin, go on from its checkpoint, or only read it."""
+    """Do one run, or what is left of it: begin, continue from its checkpoint, or only read it."""
     folder = Path(item.run_dir)
     folder.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(folder / "lock"):  # waits for another process that works here
@@ -297,7 +287,8 @@ def run_item(item: Item) -> Outcome:
         finally:
             seconds = note["seconds"] + time.perf_counter() - began
             today = {"created": datetime.date.today().isoformat(), "versions": versions()}
-            write_note(folder, {"seconds": seconds, "finished": finished, **today})
+            note = {"seconds": seconds, "finished": finished, **today}
+            replace_file(folder / NOTE, json.dumps(note))
         outcome = read_outcome(folder)
         assert outcome is not None
         return outcome
@@ -308,21 +299,17 @@ PATIENCE = 60.0  # seconds in which a run has to write its checkpoint and end
 
 
 def follow_parent() -> None:
-    """Stop this process when the other end of its stdin goes away: SIGTERM, then SIGKILL."""
-
-    def watch() -> None:
-        while os.read(0, 1):
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(PATIENCE)  # an environment may hang
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=watch, daemon=True).start()
+    """Stop this process when the other end of its stdin is closed: SIGTERM, then SIGKILL."""
+    while os.read(0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(PATIENCE)  # an environment may hang
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def worker(text: str) -> int:
     """Do the run that is described in JSON; the exit code says how it went."""
-    follow_parent()
+    threading.Thread(target=follow_parent, daemon=True).start()
     sys.path.append(os.getcwd())  # last, as the command line has it: an environment may be there
     try:
         run_item(Item(**json.loads(text)))
@@ -334,47 +321,38 @@ def worker(text: str) -> int:
     return 0
 
 
-class Workers:
-    """Processes that each do one run, with one thread each."""
-
-    def __init__(self) -> None:
-        self.running: dict[subprocess.Popen[bytes], Item] = {}
-
-    def start(self, item: Item) -> None:
-        """Start the process of one run; what it prints goes to log.txt beside the run."""
-        Path(item.run_dir).mkdir(parents=True, exist_ok=True)
-        with open(Path(item.run_dir) / "log.txt", "w") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "rlbook.sweep", json.dumps(dataclasses.asdict(item))],
-                stdin=subprocess.PIPE,  # closes when this process ends, however it ends
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                start_new_session=True,  # Ctrl-C reaches this process alone, which stops the others
-            )
-        self.running[process] = item
-
-    def finished(self) -> list[tuple[Item, int]]:
-        """Return the runs whose process has ended since the last call, with its exit code."""
-        ended = [process for process in self.running if process.poll() is not None]
-        return [(self.running.pop(process), process.returncode) for process in ended]
-
-    def stop(self, patience: float = PATIENCE) -> None:
-        """Let every process write its checkpoint and end."""
-        for process in self.running:
-            assert process.stdin is not None
-            process.stdin.close()
-        for process in self.running:
-            try:
-                process.wait(patience)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self.running.clear()
+Worker = subprocess.Popen[bytes]
 
 
-def last_words(item: Item, code: int) -> str:
-    """Say why a process failed: the signal that ended it, or the last line that it printed."""
+def start_worker(item: Item) -> Worker:
+    """Start the process of one run; what it prints goes to log.txt beside the run."""
+    Path(item.run_dir).mkdir(parents=True, exist_ok=True)
+    with open(Path(item.run_dir) / "log.txt", "w") as log:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "rlbook.sweep", json.dumps(dataclasses.asdict(item))],
+            stdin=subprocess.PIPE,  # closes when this process ends, however it ends
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            start_new_session=True,  # Ctrl-C reaches this process alone, which stops the others
+        )
+
+
+def stop_workers(workers: Sequence[Worker]) -> None:
+    """Let every process write its checkpoint and end."""
+    for process in workers:
+        assert process.stdin is not None
+        process.stdin.close()
+    for process in workers:
+        try:
+            process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def why_it_failed(item: Item, code: int) -> str:
+    """Name the signal that ended a process, or return the last line that it printed."""
     if code < 0:
         return f"its process was ended by {signal.Signals(-code).name}"
     lines = (Path(item.run_dir) / "log.txt").read_text(errors="replace").split("\n")
@@ -382,7 +360,7 @@ def last_words(item: Item, code: int) -> str:
     return said[-1] if said else f"its process ended with code {code}"
 
 
-# %% book/sweep.py · One bar for all
+# %% book/sweep.py · The report
 def last_step(run_dir: str | Path) -> int:
     """Return the step of the last whole line of a run's metrics; 0 if there is none."""
     try:
@@ -454,18 +432,20 @@ def run_plan(
     plan: Sequence[Item], jobs: int | None = None, say: Callable[[str], None] = print
 ) -> list[Item]:
     """Do all runs that are not finished, `jobs` at a time; return those that failed."""
-    report, workers, jobs = Report(plan, say), Workers(), jobs or cores()
+    report, running, jobs = Report(plan, say), dict[Worker, Item](), jobs or cores()
     with catch_signals() as caught:
         try:
-            while (report.waiting or workers.running) and not caught:
-                while report.waiting and len(workers.running) < jobs:
-                    workers.start(report.waiting.pop(0))
-                for item, code in workers.finished():
-                    report.end(item, last_words(item, code))
+            while (report.waiting or running) and not caught:
+                while report.waiting and len(running) < jobs:
+                    item = report.waiting.pop(0)
+                    running[start_worker(item)] = item
+                for process in [each for each in running if each.poll() is not None]:
+                    item = running.pop(process)
+                    report.end(item, why_it_failed(item, process.returncode))
                 report.show()
                 time.sleep(0.05)
         finally:
-            workers.stop()
+            stop_workers(list(running))
     report.close(caught)
     return report.failed
 
@@ -482,7 +462,7 @@ def find_backend(name: str) -> Backend:
     raise ValueError(f"There is no backend {name!r}: use 'local' or 'ray'.")
 
 
-# %% book/sweep.py · What the seeds say together
+# %% book/sweep.py · One score for several seeds
 def iqm_interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the interquartile mean of scores and the ends of its 95 % bootstrap interval."""
     scores = np.asarray(values, dtype=np.float64)
@@ -512,32 +492,24 @@ def summary(result: dict[str, Any]) -> str:
 
 
 # %% book/sweep.py · One small file
-SET_BY_THE_SWEEP = ("seed", "run_dir")
-
-
 def overrides(config: Config) -> dict[str, Any]:
     """Return the settings that are not at their default, without what the sweep sets itself."""
-    default = type(config)()
-    differing = {name: v for name, v in config.model_dump().items() if v != getattr(default, name)}
-    return {name: v for name, v in differing.items() if name not in SET_BY_THE_SWEEP}
+    return config.model_dump(exclude_defaults=True, exclude=set(SET_BY_THE_SWEEP))
 
 
-def defaults(algo: str) -> dict[str, Any]:
-    """Return the default settings of an algorithm, without what the sweep sets itself."""
-    own = find_algorithm(algo).config_class().model_dump()
-    return {name: value for name, value in own.items() if name not in SET_BY_THE_SWEEP}
+def joined(values: Iterable[Any]) -> str:
+    """Return the different values as one text."""
+    return ", ".join(dict.fromkeys(str(value) for value in values))
 
 
 def made_when(plan: Sequence[Item]) -> dict[str, Any]:
-    """Return the last day on which a run was made, and with which versions; all, if they differ."""
-    notes = [read_note(item.run_dir) for item in plan]
-    made_with = [note.get("versions") or versions() for note in notes]
-    together = {
-        name: ", ".join(dict.fromkeys(str(each.get(name, "unknown")) for each in made_with))
-        for name in versions()
+    """Return the versions with which the runs were made, and the day of the last one."""
+    today = {"created": datetime.date.today().isoformat(), "versions": versions()}
+    notes = [{**today, **read_note(item.run_dir)} for item in plan]
+    found = {
+        name: joined(note["versions"].get(name, "unknown") for note in notes) for name in versions()
     }
-    today = datetime.date.today().isoformat()
-    return {"versions": together, "created": max(str(note.get("created", today)) for note in notes)}
+    return {"versions": found, "created": max(note["created"] for note in notes)}
 
 
 def collect(plan: Sequence[Item], command: str, seconds: float) -> dict[str, Any]:
@@ -558,14 +530,18 @@ def collect(plan: Sequence[Item], command: str, seconds: float) -> dict[str, Any
         run["seconds"].append(outcome.seconds)
     for run in runs.values():
         run["iqm"] = [short(x) if x == x else None for x in iqm_interval(run["final"])]  # no NaN
+    configs = {item.algo: find_algorithm(item.algo).config_class() for item in plan}
     return {
         "command": command,
-        "algo": ", ".join(dict.fromkeys(item.algo for item in plan)),
-        "env_id": ", ".join(dict.fromkeys(item.config().env_id for item in plan)),
+        "algo": joined(item.algo for item in plan),
+        "env_id": joined(item.config().env_id for item in plan),
         "seeds": list(dict.fromkeys(item.seed for item in plan)),
         **made_when(plan),
         "seconds": short(seconds),
-        "defaults": {algo: defaults(algo) for algo in dict.fromkeys(item.algo for item in plan)},
+        "defaults": {
+            algo: config.model_dump(exclude=set(SET_BY_THE_SWEEP))
+            for algo, config in configs.items()
+        },
         "runs": runs,
     }
 
@@ -578,19 +554,18 @@ def check_out(out: Path, plan: Sequence[Item]) -> None:
         return
     try:
         old = json.loads(out.read_text())
-        runs = old["runs"].items()
-        algos = {name: run.get("algo", old["algo"]) for name, run in runs}
-        before = (old["seeds"], set(algos), algos, {name: run["settings"] for name, run in runs})
+        algos = {name: run.get("algo", old["algo"]) for name, run in old["runs"].items()}
+        settings = {name: run["settings"] for name, run in old["runs"].items()}
+        before = (old["seeds"], set(algos), algos, settings)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{out} is not a stored result: it stays as it is.") from None
     seeds = list(dict.fromkeys(item.seed for item in plan))
     algos = {item.variant: item.algo for item in plan}
     settings = {item.variant: plain(overrides(item.config())) for item in plan}
-    now = (seeds, set(algos), algos, settings)
     parts = ("seeds", "variants", "algorithms", "settings")
-    differ = [part for part, a, b in zip(parts, before, now, strict=True) if a != b]
-    if differ:
-        raise ValueError(f"{out} holds a sweep with other {differ[0]}: choose another --out.")
+    for part, a, b in zip(parts, before, (seeds, set(algos), algos, settings), strict=True):
+        if a != b:
+            raise ValueError(f"{out} holds a sweep with other {part}: choose another --out.")
 
 
 def check_writable(folder: Path) -> None:
@@ -603,22 +578,14 @@ def check_writable(folder: Path) -> None:
         raise ValueError(f"Cannot write into {folder}: {error.strerror or error}.") from error
 
 
-TEXT_OR_NUMBERS = r'"(?:[^"\\]|\\.)*"|\[[^\[\]{}"]*\]'  # brackets in a text stay
-
-
-def as_line(found: str) -> str:
-    """Put a list of numbers on one line."""
-    return json.dumps(json.loads(found)) if found.startswith("[") else found
-
-
 def write_result(out: Path, result: dict[str, Any]) -> None:
     """Write a result in one step, one curve a line."""
-    text = json.dumps(result, indent=1)
-    text = re.sub(TEXT_OR_NUMBERS, lambda found: as_line(found[0]), text)
+    numbers = r'\[\n[^][{}"]*\]'
+    text = re.sub(
+        numbers, lambda found: json.dumps(json.loads(found[0])), json.dumps(result, indent=1)
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f"{out.name}.{os.getpid()}.tmp")
-    temporary.write_text(text + "\n")
-    os.replace(temporary, out)
+    replace_file(out, text + "\n")
 
 
 # %% book/sweep.py · The whole sweep
@@ -639,7 +606,7 @@ def sweep(
     run_all = find_backend(backend)
     if jobs is not None and jobs < 1:
         raise ValueError(f"`jobs` must be a whole number above 0, not {jobs}.")
-    chosen = check_variants({algo: {}} if variants is None else variants)
+    chosen = {algo: {}} if variants is None else variants
     env_id = make_config(find_algorithm(algo).config_class, settings).env_id
     folder = Path(directory or "runs/sweep-" + re.sub(r"[^\w.]+", "-", f"{algo}-{env_id}"))
     plan = make_plan(algo, settings, chosen, check_seeds(seeds), folder)
@@ -656,7 +623,7 @@ def sweep(
         failed = run_all(plan, jobs, say)
     finally:
         seconds = before + time.perf_counter() - began
-        write_note(folder, {"seconds": seconds, "runs": runs})
+        replace_file(folder / NOTE, json.dumps({"seconds": seconds, "runs": runs}))
     if failed:
         names = ", ".join(f"{item.variant} seed {item.seed}" for item in failed)
         raise RunFailed(f"{len(failed)} of {len(plan)} runs failed ({names}): nothing is written.")

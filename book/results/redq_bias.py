@@ -17,8 +17,9 @@ import torch
 
 from rlbook.envs import derive_seed, make_env
 from rlbook.redq import REDQ
+from rlbook.run import versions
 from rlbook.sac import SAC, squashed_sample
-from rlbook.sweep import short, versions
+from rlbook.sweep import short
 
 SHARED: dict[str, Any] = {
     "env_id": "Hopper-v5",
