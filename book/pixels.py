@@ -17,11 +17,11 @@
 # So far an agent observed the state: four numbers of a pole, three of a pendulum. A camera gives it
 # only an image. In this chapter you build what an agent needs to learn from images: a small
 # environment drawn in NumPy, wrappers that turn any Gymnasium environment into one with image
-# observations, and a replay buffer that stores each frame once, though every observation shows three.
+# observations, and a replay buffer that stores each frame once, though observations share frames.
 # The agent itself comes in [the next chapter](drqv2.ipynb).
 #
-# This is what you will have at the end: eight moments of a random policy in two environments, as the
-# agent observes them, 24 × 24 and 40 × 40 pixels.
+# This is what you will have at the end: eight frames of a random policy in each of two environments,
+# with 24 × 24 and 40 × 40 pixels.
 
 # %% tags=["hide-input"]
 from matplotlib import pyplot as plt
@@ -91,14 +91,16 @@ assert naive == 28_800 and naive == 6 * frame_bytes
 #
 # ## PointReach: a task drawn in NumPy
 #
-# The smallest task that needs a camera: a blue disc has to reach an orange one. Both start anywhere.
-# The action is a velocity, the reward is 1 minus the distance, and a time limit truncates the episode
-# after 50 steps. Nothing moves by itself, so one image shows the whole state, and the return of an
-# episode is 50 minus the sum of its distances.
+# The smallest task that needs a camera: a blue disc has to reach an orange one. Both start anywhere in
+# the square from −1 to 1. The action is a velocity, at most 0.2 a step along each axis. The reward is 1
+# minus the distance after the step, and a time limit truncates the episode after 50 steps. So the return
+# of an episode is 50 minus the sum of its distances. Nothing moves by itself: one image shows the whole
+# state.
 #
-# How do you draw a disc whose centre is between pixels? A disc of radius $R$ covers a pixel at the
-# distance $\rho$ from its centre by a fraction of about $\min(1, \max(0, R + \tfrac12 - \rho))$. So a
-# disc that moves by a tenth of a pixel changes the image a little, and the agent can observe it.
+# How do you draw a disc whose centre is between pixels? Let $R$ be its radius and $\rho$ the distance
+# from its centre to the centre of a pixel, both in pixels. Then the disc covers a fraction of that pixel
+# of about $\min(1, \max(0, R + \tfrac12 - \rho))$. So a disc that moves by a tenth of a pixel changes
+# the image a little, and the agent can observe it.
 #
 # By hand: radius 1 around the pixel (2, 2). At the distance 1 the fraction is ½, at $\sqrt 2$ it is
 # $1.5 - 1.414 = 0.086$, at 2 it is 0.
@@ -169,9 +171,9 @@ class PointReach(gym.Env[np.ndarray, np.ndarray]):
         return self.observation(), reward, False, False, {}
 
 # %% [markdown]
-# It is registered as `rlbook/PointReach-v0` as soon as `rlbook` is imported, with its time limit. Which
-# return is good? Here is a controller that knows the positions and goes straight to the goal, beside a
-# random policy, 200 episodes each:
+# `rlbook` registers it as `rlbook/PointReach-v0`, with its time limit. Which return is good? Here is a
+# controller that knows the positions and goes straight to the goal, beside a random policy, 200 episodes
+# each:
 
 
 # %%
@@ -236,13 +238,13 @@ def is_image(space: gym.Space) -> bool:
 
 # %%
 assert is_image(Box(0, 255, (500, 500, 3), np.uint8))
-assert not is_image(Box(0, 255, (3, 24, 24), np.uint8))  # channels first: one of ours already
+assert not is_image(Box(0, 255, (3, 24, 24), np.uint8))  # channels first
 assert not is_image(gym.make("Pendulum-v1").observation_space)
 
 # %% [markdown]
 # The wrapper takes the observation, if that is an image, and what the environment renders otherwise.
 # It crops the middle first, if asked, because the margin of an image is often empty. Then it multiplies
-# by the matrix above from the left (height) and from the right (width).
+# by the matrix above from the left (height) and by its transpose from the right (width).
 
 # %%
 #| export
@@ -302,13 +304,12 @@ env.close()
 
 # %% [markdown]
 # Look at the arrow: **Gymnasium's renderer draws the torque of the last action.** So the image shows
-# the agent what it has just done. That is how the environment comes, and the arrow does not show how
-# fast the pendulum turns, so we leave it in.
+# the agent what it has just done. It does not show how fast the pendulum turns, so we leave it in.
 #
 # ## Action repeat
 #
-# Neighbouring frames differ little, and each decision costs a forward pass. So each action is often
-# repeated, and its rewards are added. By hand: with a repeat of 3 and the rewards 1, 2, 3, 4, an episode
+# Neighbouring frames differ little, and each decision of the agent costs a forward pass. So each action
+# is often taken several times in a row, and its rewards are added. By hand: with a repeat of 3 and the rewards 1, 2, 3, 4, an episode
 # that ends after its fourth step has two decisions, with the rewards $1 + 2 + 3 = 6$ and $4$.
 
 # %%
@@ -407,7 +408,7 @@ assert stacks == [[0, 0], [0, 1], [1, 2], [2, 3], [3, 4]]
 # | `frame_stack` | frames of one observation |
 # | `action_repeat` | steps of one action |
 #
-# Actions are repeated innermost, so only the frames that are observed are rendered.
+# The wrapper that repeats actions is the innermost (exercise 1 asks why).
 
 # %%
 #| export
@@ -454,8 +455,8 @@ def make_pendulum_pixels(
 
 # %% [markdown]
 # Both are registered, as `rlbook/Pixels-v0` and `rlbook/PendulumPixels-v0`, so that a config file
-# or a flag can name them: `--env-id rlbook/Pixels-v0 --env-kwargs "{env_id: CartPole-v1}"`. An
-# environment that cannot render is an error, and so is an image larger than what is rendered:
+# or a flag can name them: `--env-id rlbook/Pixels-v0 --env-kwargs "{env_id: Pendulum-v1}"`. An
+# environment that cannot render is an error, and so is an image larger than its crop:
 
 # %%
 env = make_env("rlbook/Pixels-v0", {"env_id": "MountainCarContinuous-v0", "size": 48})
@@ -503,7 +504,7 @@ class FrameRing:
         return self.written - 1
 
     def write_stack(self, obs: np.ndarray) -> list[int]:
-        """Store all frames of an observation, copies once, and return their numbers."""
+        """Store all frames of an observation, equal neighbours once; return their numbers."""
         frames = obs.reshape(-1, *self.frames.shape[1:])
         numbers = [self.write(frames[0])]
         for before, frame in pairwise(frames):
@@ -539,8 +540,9 @@ assert numbers == [[0, 0], [0, 1], [1, 2], [2, 3]] and ring.written == 4
 assert ring.read_stacks(np.array(numbers))[:, :, 0, 0].tolist() == numbers  # pixels of frame i are i
 
 # %% [markdown]
-# A step adds one frame: the newest of its next observation. The others are stored already, if the
-# environment stacks frames as promised. That is checked.
+# A step adds one frame, the newest of its next observation. The others are stored already, provided
+# that the next observation is the observation without its oldest frame, plus one new frame. That is
+# checked at every step (exercise 2 breaks it):
 
 # %%
 #| export
@@ -560,18 +562,20 @@ check_stacks(before, after, channels=1)
 # still needs it. Then the buffer drops its oldest transitions early: `size` counts those that still
 # have all their frames.
 #
-# Is the oldest stored transition always the one with the oldest frame? Almost. A transition waits up to
-# $n$ steps for its $n$-step return, and its oldest frame is a stack further back, which makes
-# `n_step + frame_stack` steps. In each of them every environment writes one frame, and `frame_stack`
-# more where an episode starts. So transitions are dropped that many frames early, and the circular
-# buffer of frames is that much larger.
+# Is the oldest stored transition always the one with the oldest frame? Almost. A transition is stored
+# when its $n$-step return is complete. At the end of an episode several are complete at once, while those
+# of another environment wait for up to $n$ steps. So one that is stored later may need an older frame.
+# How much older? It waited `n_step` steps, and its stack reaches back by `frame_stack` more. In each of
+# these steps every environment writes one frame, and at most `frame_stack` more where an episode starts.
+# So transitions are dropped that many frames early, and the circular buffer of frames is that much
+# larger.
 #
 # By hand: two environments, stacks of three and three-step returns make $2 \cdot 4 \cdot 6 = 48$ frames.
 
 # %%
 #| export
 def frame_slack(num_envs: int, frame_stack: int, n_step: int) -> int:
-    """Return how many frames can be written while a transition waits to be stored."""
+    """Return how many frames at most are written from a transition's first until it is stored."""
     return num_envs * (1 + frame_stack) * (n_step + frame_stack)
 
 # %%
@@ -583,7 +587,7 @@ assert frame_slack(num_envs=2, frame_stack=3, n_step=3) == 48
 # The rest is as in [replay](replay.ipynb). `add` stores one step of all environments: it writes the new
 # frames, makes transitions of their numbers, and passes them through the $n$-step accumulator, which
 # does not care that an observation is now a list of numbers. `sample` draws stored transitions and
-# returns them with whole observations, so an agent cannot tell this buffer from the other.
+# returns them with whole observations, so an update cannot tell this buffer from the other.
 
 # %%
 #| export
@@ -607,7 +611,7 @@ class FrameReplay:
         self.dtype = transition_dtype(observation_space, action_space)  # of samples
         self.storage = np.zeros(capacity, transition_dtype(numbers, action_space))
         self.written = 0  # transitions so far
-        self.size = 0  # the last ones, of which no frame is overwritten
+        self.size = 0  # how many of the last ones still have all their frames
         self.slack = frame_slack(num_envs, frame_stack, n_step)
         self.ring = FrameRing(capacity + num_envs + self.slack, (channels // frame_stack, *size))
         self.stack = np.full((num_envs, frame_stack), -1)  # frame numbers of the last observations
@@ -713,6 +717,26 @@ assert stored["obs"].tolist() == [[0, 0], [0, 1]]
 assert stored["next_obs"].tolist() == [[1, 2], [2, 3]]
 
 # %% [markdown]
+# Now the shortage of frames. An episode of `Counting` has four steps and five frames. Play 20 of them
+# into a buffer with room for 20 transitions: it keeps fewer, and each has its own frames. In `Counting`
+# that is easy to see, because the newest pixel is the number of the step, and so is the reward.
+
+# %%
+short = FrameReplay(20, env.observation_space, Box(-1, 1, (1,)), frame_stack=2)
+for _ in range(20):
+    obs, ended, start = env.reset()[0][None], no, ~no
+    while not ended[0]:
+        image, reward, terminated, *_ = env.step(0)
+        next_obs, ended = image[None], np.array([terminated])
+        short.add(Transition(obs, np.zeros((1, 1)), np.array([reward]), next_obs, ended, no, start, None))
+        obs, start = next_obs, no
+samples = short.sample(500)
+print(f"transitions stored: {short.written}, kept: {len(short)} of {len(short.storage)}")
+assert len(short) < 20
+assert np.array_equal(samples["next_obs"][:, 1, 0, 0], samples["reward"])
+assert np.array_equal(samples["obs"][:, 1, 0, 0] + 1, samples["reward"])
+
+# %% [markdown]
 # Is a sample what a buffer of whole stacks would give? Play the pendulum at random for 600 steps, with
 # three-step returns, store everything in both, and sample 500 transitions from each with the same seed:
 
@@ -751,10 +775,10 @@ print(f"500 of {len(frames)} transitions, the same in both; {frames.ring.written
 # The same samples, and this is the memory they take:
 
 # %%
-scalars = dtype.itemsize - 2 * 3 * frame_bytes  # action, reward, discount, terminated
-per_transition = {"whole stacks": dtype.itemsize, "each frame once": frame_bytes + scalars}
+numbers_and_rest = frames.storage.itemsize  # six frame numbers, action, reward, discount, terminated
+per_transition = {"whole stacks": dtype.itemsize, "each frame once": frame_bytes + numbers_and_rest}
 used = (frames.ring.frames.nbytes + frames.storage.nbytes) / 700
-print("bytes per transition:", per_transition, f" measured, with a slack of {frames.slack}: {used:.0f}")
+print("bytes per transition:", per_transition, f" with {frames.slack} spare frames: {used:.0f}")
 assert used < 1.1 * per_transition["each frame once"] < 0.2 * per_transition["whole stacks"]
 
 # %% tags=["hide-input"]
@@ -783,7 +807,7 @@ assert np.array_equal(loaded.sample(500), frames.sample(500))
 # ## Honest edges
 #
 # - An episode of $T$ steps stores $T + 1$ frames. With 50 steps that is 2 % more, with one step twice as
-#   many; then the buffer holds fewer transitions than `capacity`, as `len` says.
+#   many. So the buffer may hold fewer transitions than `capacity`, as `len` says.
 # - Shifts and other augmentations are not stored: they are drawn anew at each update, in
 #   [the next chapter](drqv2.ipynb).
 # - Mnih et al. take the maximum of two neighbouring frames, because Atari consoles draw some sprites in
@@ -859,8 +883,8 @@ assert np.array_equal(loaded.sample(500), frames.sample(500))
 # </details>
 
 # %% [markdown]
-# **Exercise 4, a planted bug.** This frame stack runs, its shapes are right, and an agent that learns
-# from it learns something. What is wrong? Look at the second episode.
+# **Exercise 4, a planted bug.** This frame stack runs, its shapes are right, and most of its
+# observations are, too. What is wrong?
 
 
 # %%
@@ -913,9 +937,9 @@ assert observations[0][:, 0, 0].tolist() == [4, 0]  # and it should be 0 0
 # ## Using it
 #
 # ```python
-# from rlbook.pixels import FrameReplay, FrameStack, PixelObservation, PointReach, make_pixels
+# from rlbook.pixels import make_pixels
 #
-# env = make_pixels("CartPole-v1", size=64, frame_stack=3, action_repeat=2)
+# env = make_pixels("MountainCarContinuous-v0", size=64, frame_stack=3, action_repeat=2)
 # ```
 #
 # ```

@@ -92,7 +92,7 @@ class Encoder(nn.Module):
             channels = outputs
 
     def forward(self, images: Tensor) -> Tensor:
-        """Scale bytes to (-0.5, 0.5) and convolve."""
+        """Scale bytes to [-0.5, 0.5] and convolve."""
         x = images / 255 - 0.5
         for convolution in self.convolutions:
             x = convolution(x).relu()
@@ -389,7 +389,7 @@ class DrQv2(Agent):
         return metrics
 
     def actor_gradients(self, obs: Tensor, noise: Tensor) -> Metrics:
-        """Backpropagate the actor loss of shifted images; the encoder gets no gradient."""
+        """Backpropagate the actor loss of shifted images, into the encoder only if asked."""
         encoded = self.encoder(obs)
         if not self.config.actor_trains_encoder:
             encoded = encoded.detach()

@@ -240,7 +240,7 @@ class FrameRing:
         return self.written - 1
 
     def write_stack(self, obs: np.ndarray) -> list[int]:
-        """Store all frames of an observation, copies once, and return their numbers."""
+        """Store all frames of an observation, equal neighbours once; return their numbers."""
         frames = obs.reshape(-1, *self.frames.shape[1:])
         numbers = [self.write(frames[0])]
         for before, frame in pairwise(frames):
@@ -274,7 +274,7 @@ def check_stacks(obs: np.ndarray, next_obs: np.ndarray, channels: int) -> None:
 
 # %% book/pixels.py · Frames that are overwritten
 def frame_slack(num_envs: int, frame_stack: int, n_step: int) -> int:
-    """Return how many frames can be written while a transition waits to be stored."""
+    """Return how many frames at most are written from a transition's first until it is stored."""
     return num_envs * (1 + frame_stack) * (n_step + frame_stack)
 
 
@@ -299,7 +299,7 @@ class FrameReplay:
         self.dtype = transition_dtype(observation_space, action_space)  # of samples
         self.storage = np.zeros(capacity, transition_dtype(numbers, action_space))
         self.written = 0  # transitions so far
-        self.size = 0  # the last ones, of which no frame is overwritten
+        self.size = 0  # how many of the last ones still have all their frames
         self.slack = frame_slack(num_envs, frame_stack, n_step)
         self.ring = FrameRing(capacity + num_envs + self.slack, (channels // frame_stack, *size))
         self.stack = np.full((num_envs, frame_stack), -1)  # frame numbers of the last observations
