@@ -445,9 +445,8 @@ for name, row in found["measured"].items():
 # thousand steps of standing pay about a thousand. It makes the two bands wide, and they overlap almost
 # wholly.
 #
-# These runs, and those of the next figure, were made with version 0.1.0 of the library. Its updates
-# differed in one thing: critics and actor took their steps together, so the actor's gradient used the
-# critics from before their step.
+# Where the line beside a figure says rlbook 0.1.0, as here, the updates differed in one thing: critics
+# and actor took their steps together, so the actor's gradient used the critics from before their step.
 #
 # ## Hopper
 #

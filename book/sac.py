@@ -966,6 +966,8 @@ print(made_by(ablations))
 #   batch 128, 10⁻³ and τ = 0.01: smaller, so that a chapter can run it. These were found on Pendulum
 #   itself, with no record of the trials. On another task expect to search again.
 # - **The first steps** are random actions, uniform within the bounds, with no updates meanwhile.
+# - **Older results.** Where the line beside a figure says rlbook 0.1.0, critics and actor took their
+#   steps together, so the actor's gradient used the critics from before their step.
 #
 # The papers do not test on Pendulum. The RL Zoo reports −157 for SAC at 20,000 steps from one run; the
 # first figure shows ours at 10,000, for five. This chapter does not claim scores on MuJoCo at the
