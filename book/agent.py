@@ -14,10 +14,9 @@
 # %% [markdown]
 # # The agent
 #
-# Every algorithm of this book is one class. What is particular to it (a network, a loss, a way to
-# explore) stands in its own chapter; what is the same for all stands here. At the end of this
-# chapter you have the base class `Agent`, with which a new algorithm is a handful of short methods,
-# and from which it inherits everything that a user calls:
+# Every algorithm of this book is one class. Its own ideas (a network, a loss, a way to explore) are in
+# its own chapter; what all algorithms share is here. At the end of this chapter you have the base class
+# `Agent`. A new algorithm adds a handful of short methods and inherits everything that a user calls:
 #
 # ```python
 # agent = DQN("CartPole-v1", seed=1)
@@ -118,9 +117,9 @@ if TYPE_CHECKING:  # the loop is the next chapter: it needs the agent, and `lear
 # %% [markdown]
 # ## The smallest agent
 #
-# What is an agent, before any base class? Something that acts, sees what came of it, and learns. Here
-# is the smallest one that learns anything. It ignores what it observes and keeps the mean reward of
-# each action, which is the sample-average method for a multi-armed bandit:
+# What is an agent, before any base class? Something that acts, observes the result, and learns. Here
+# is a very small one. It ignores its observations and keeps the mean reward of each action, which is
+# the sample-average method for a multi-armed bandit:
 #
 # $$Q_{n+1}(a) = Q_n(a) + \tfrac{1}{n}\bigl(r - Q_n(a)\bigr).$$
 #
@@ -160,14 +159,15 @@ print("mean rewards:", averages.q.round(decimals=2).tolist(), "tries:", averages
 assert averages.q.argmax() == 1 and averages.n[1] > 1_500
 
 # %% [markdown]
-# Act, observe, update: every algorithm of the book is these three, and a `build` that makes its parts.
-# What a user wants beyond that (settings, seeds, evaluation, files, a run that can be killed) is the
-# same for all of them, and is what the rest of this chapter and the next build, once.
+# Every algorithm of the book has these three methods, act, observe and update, and a `build` that makes
+# its networks and its buffer. Everything else that a user needs (settings, seeds, evaluation, files, a
+# run that can be killed) is the same for all. The rest of this chapter and [The run](run.ipynb) build
+# it, once.
 #
 # ## What passes between loop and agent
 #
-# Two small records. Into the agent goes a **transition**: one step of all environments, with arrays
-# whose first axis is the environment. Three of its fields save you from classic mistakes:
+# There are two small records. The loop gives the agent a **transition**: one step of all environments,
+# as arrays whose first axis is the environment. Three of its fields prevent classic mistakes:
 #
 # - `next_obs` is the true successor, also at the end of an episode, where a vector environment
 #   has already overwritten it with the first observation of the next;
@@ -175,9 +175,9 @@ assert averages.q.argmax() == 1 and averages.n[1] > 1_500
 # - `state` is the hidden state of a recurrent agent *before* the step, so that a chunk of experience
 #   can be replayed from where it began.
 #
-# Out of it comes an **update result**: the metrics of one gradient step by name, `loss` among them.
-# They are tensors, which the loop reads only when it writes a line: to read a tensor on a GPU is to
-# wait for it.
+# The agent returns an **update result**: the metrics of one gradient step by name, `loss` among them.
+# They stay tensors until the loop writes a line, because reading a tensor from a GPU means waiting for
+# it.
 
 # %%
 #| export
@@ -208,11 +208,10 @@ class UpdateResult:
 # %% [markdown]
 # ## Which algorithms there are
 #
-# The command line, the loader and the error messages need to know all algorithms. A list that
-# somebody must remember to edit is a list that goes stale, so a class puts itself into the registry
-# at the moment when Python defines it (you will see the two lines in `Agent`). To have them all, it
-# is enough to import the chapters, in the order of the book. (They declare themselves in the
-# library's registry, so the cell below copies it into the one of this notebook.)
+# The command line, the loader and the error messages need to know all algorithms. Nobody should have
+# to remember to edit a list, so a class puts itself into the registry when Python defines it (you will
+# see the two lines in `Agent`). To find all algorithms we import the chapters, in the order of the
+# book. (They are in the library's registry, so the cell below copies it into the one of this notebook.)
 
 # %%
 #| export
@@ -255,9 +254,10 @@ print("algorithms:", *algorithms())
 # %% [markdown]
 # ## Does the algorithm fit the environment?
 #
-# DQN takes the maximum over a list of actions; it cannot steer a joint with a torque between −2
-# and 2. A user who tries should not meet a stack trace from inside a network but a sentence that
-# names what fits. For that, each space gets one word, and each algorithm declares its pair.
+# DQN takes the maximum over a list of actions; it cannot control a motor whose torque is any number
+# between −2 and 2. A user who tries should get a sentence that names an algorithm that fits, and not a
+# traceback from inside a network. So each kind of space has a word (such as `discrete`), and each
+# algorithm declares the words for its observations and its actions.
 
 # %%
 #| export
@@ -352,12 +352,9 @@ assert torch.equal(first, second)  # the same seed, the same weights
 assert torch.equal(torch.rand(1), expected)  # and the global generator never noticed
 
 # %% [markdown]
-# The second context manager sets how torch computes while an agent learns. Small networks are
-# ruled by the overhead of each operation, and one thread often beats two. And it rounds numbers
-# below $10^{-38}$ to zero. Such *denormal* numbers sound exotic, but Adam makes them by the
-# thousand: its running mean of the gradient shrinks by 0.9 per update, so that of a weight whose
-# gradient is zero, because its unit is switched off, passes $10^{-38}$ after some 800 updates.
-# Processors handle these numbers in a slow path.
+# The second context manager sets how torch computes while an agent learns: the number of threads, and
+# numbers below $10^{-38}$ are rounded to zero. Adam makes many such *denormal* numbers when a gradient
+# stays zero, and processors are slow with them.
 
 # %%
 small = torch.full((1000,), 1e-38)
@@ -397,9 +394,10 @@ assert one.shape == (1, 2) and was_single
 assert as_batch([[0.5, 0.0]] * 3, flat)[0].shape == (3, 2)
 
 # %% [markdown]
-# A recurrent agent must also know where an episode starts, because there its hidden state is reset.
-# Without a state all start; with one none does, unless the caller says which. Whoever plays several
-# episodes side by side must: they do not end together.
+# A recurrent agent must also know where an episode starts, because its hidden state is reset there. If
+# the caller passes no state, all episodes start. If the caller passes a state, none does, unless
+# `episode_start` says so. With several environments the caller has to pass it, since their episodes end
+# at different times.
 
 # %%
 #| export
@@ -420,9 +418,9 @@ assert where_episodes_start([False, True], "a state", count=2).tolist() == [Fals
 # %% [markdown]
 # ## Nothing broken is kept
 #
-# A loss can be finite while its gradient is not, and then the weights are lost with nobody
-# noticing. A checkpoint of such weights would push a good one out. So before anything is written,
-# every number that learning depends on is looked at.
+# A loss can be finite while its gradient is not, and then the weights are ruined without a message. A
+# checkpoint of such weights would replace a good one. So before anything is written, we check every
+# number that learning depends on.
 
 # %%
 #| export
@@ -477,7 +475,7 @@ def compile_methods(agent: "Agent") -> None:
 # %% [markdown]
 # ## The base class
 #
-# An agent is made from its settings: they name the environment, of which it needs to know the spaces of
+# An agent is made from its settings. They name the environment, and the environment has the spaces of
 # observations and actions.
 
 # %%
@@ -505,8 +503,8 @@ assert observation_space.shape == (4,) and action_space == gym.spaces.Discrete(2
 # The last methods make an agent a value: `copy.deepcopy` and `pickle` give a second agent that goes
 # on learning exactly as the first would. Only two things are not copied. A compiled method belongs to the
 # networks of one agent, so a copy compiles its own. And a run directory has one writer, so a copy
-# writes nowhere. A pickle is turned into bytes at once, because `multiprocessing` would hand the tensors
-# inside to the other process as shared memory, and what learns there would change the original.
+# writes nowhere. Pickling turns the tensors into bytes. Otherwise `multiprocessing` would share their
+# memory with the other process, and learning there would change the original.
 
 # %%
 #| export
@@ -690,9 +688,9 @@ class Agent(ABC):
 # %% [markdown]
 # ## The bandit as an agent
 #
-# Here is the bandit again, now by the contract. Its `parts` are one object with `state_dict` and
-# `load_state_dict`; it learns from each step as it comes, so it has no buffer and says in `batches`
-# that there is always one batch to learn from.
+# Here is the bandit again, now as an `Agent`. Its `parts` are one object with `state_dict` and
+# `load_state_dict`. It learns from each step at once, so it has no buffer, and `batches` always yields
+# one batch.
 
 
 # %%
@@ -793,9 +791,9 @@ assert torch.equal(twin.means.n, agent.means.n) and twin.means is not agent.mean
 # %% [markdown]
 # ## Loading
 #
-# A checkpoint says which algorithm and settings made it, so a loader needs nothing but the file,
-# or the directory of a run, of which it takes the newest checkpoint that is sound. The class method
-# `DQN.load` does the same and insists on the algorithm.
+# A checkpoint holds the name of its algorithm and its settings, so `load` needs only the file, or the
+# directory of a run, where it takes the newest checkpoint that is not damaged. The class method
+# `DQN.load` does the same and refuses checkpoints of other algorithms.
 
 # %%
 #| export
@@ -887,8 +885,8 @@ print("means after 50 more steps:", agent.means.q.tolist(), twin.means.q.tolist(
 # <summary>Solution</summary>
 #
 # Because a network for the wrong space fails with a message about matrix sizes, or, worse, does not
-# fail at all: a continuous action of one dimension would pass for one discrete action. And because
-# what every algorithm would have to remember, one of them would forget.
+# fail at all: a continuous action of one dimension would pass for one discrete action. And if every
+# algorithm had to call it, one of them would forget to.
 #
 # ```python
 # try:
@@ -929,7 +927,7 @@ class Forgetful(Bandit):
 # <summary>Solution</summary>
 #
 # `dice` is a second generator that is not among the `parts`, so it is not saved: after loading it
-# starts again from its seed, and the agent repeats the random actions of its youth. To see it,
+# starts again from its seed, and the agent repeats its first random actions. To see it,
 # compare the actions of a loaded twin with those of the original, as the cell below does. The
 # repair is to draw from `self.generator`, which is saved.
 #

@@ -16,7 +16,7 @@
 #
 # An agent that learns from each step once, in the order in which the steps came, learns badly:
 # neighbouring steps are nearly the same, and what it saw an hour ago is gone. In this chapter you
-# build the replay buffer, which mends both: a circular buffer of the last transitions, from which
+# build the replay buffer, which solves both: a circular buffer of the last transitions, from which
 # batches are sampled at random. You also build the accumulator that turns single steps into n-step
 # returns on their way into the buffer, and the settings of every agent that learns from replay.
 #
@@ -111,8 +111,8 @@ plt.show()
 # ## The problem: neighbours look alike
 #
 # Let a random policy play CartPole for 10,000 steps and write down the angle of the pole. How much
-# does one angle tell about the angle $k$ steps later? The autocorrelation says it, 1 for
-# everything and 0 for nothing:
+# does one angle tell about the angle $k$ steps later? The autocorrelation measures it: 1 means
+# everything, 0 means nothing:
 #
 # $$\rho_k = \frac{\operatorname{mean}\bigl[(x_t - \bar x)(x_{t+k} - \bar x)\bigr]}
 # {\operatorname{mean}\bigl[(x_t - \bar x)^2\bigr]}$$
@@ -182,12 +182,13 @@ plt.show()
 #
 # What one update needs to know about one step is small and fixed: the observation, the action, the
 # reward, the next observation, whether the episode terminated there, and the discount of the value of
-# the next observation. For now the discount is $\gamma$; with n-step returns it becomes $\gamma^k$. A NumPy *structured array* keeps all six fields of a transition side by side, so
-# that one indexing operation gathers a whole batch.
+# the next observation. For now the discount is $\gamma$; with n-step returns it becomes $\gamma^k$. A
+# NumPy *structured array* keeps all six fields of a transition side by side, so one indexing operation
+# gathers a whole batch.
 #
 # First the type of a single field. Floats are stored with 32 bits, which is what networks compute
-# with. Everything else stays what it is, above all the bytes of an image: as floats they would take
-# four times the memory and say nothing more.
+# with. Everything else keeps its type. An image stays in bytes, because as floats it would take four
+# times the memory and hold no more information.
 
 # %%
 #| export
@@ -303,9 +304,8 @@ assert np.allclose(transitions[1]["next_obs"], [0.6, 0.7])
 #
 # $$\text{index of the } i\text{-th new transition} = (\text{position} + i) \bmod \text{capacity}$$
 #
-# So once the buffer is full the newest transition takes the place of the oldest, and nothing is ever
-# moved. To sample
-# is to draw random indices and to gather what is there.
+# So once the buffer is full, the newest transition overwrites the oldest, and nothing is ever moved.
+# Sampling draws random indices and gathers the transitions there.
 #
 # By hand, with room for four: after the transitions 0, 1, 2 the position is 3. Then 3, 4, 5 arrive
 # together. Transition 3 goes to index 3, transition 4 wraps around to index 0, and transition 5 goes
@@ -391,8 +391,8 @@ assert abs(ages.mean() - 499.5) < 6
 # %% [markdown]
 # ## From transitions to tensors
 #
-# Up to here everything was NumPy. This is the one place where it becomes torch, and where a batch
-# moves to the device. On a CPU no number is copied: each tensor is a view of a field.
+# Up to here everything was NumPy. This is the one place where arrays become tensors and a batch moves
+# to the device. On a CPU no number is copied: each tensor is a view of a field.
 
 # %%
 #| export
@@ -455,7 +455,7 @@ assert batch.reward[0] == 5  # the same memory
 # The accumulator keeps one window for each of the last $n$ steps of each environment. At each step it
 # adds the discounted reward to every window and replaces its next observation by the newest one. Then
 # it opens a window for the new step. A window is complete after $n$ steps, or when its episode ends, and
-# is returned once; what happens to it afterwards does no harm, since a copy was returned.
+# a copy of it is returned once.
 
 # %%
 #| export
@@ -540,13 +540,13 @@ for terminated in (True, False):
     assert play_by_hand(terminated) == [[], [], first, end]
 
 # %% [markdown]
-# ## What n buys
+# ## What n changes
 #
-# Nineteen states stand in a line. A walker starts in the middle and goes left or right by chance;
-# off the right end it earns 1, off the left end −1, and both ends terminate. The true values are
-# known: a tenth for each state right of the middle, minus a tenth for each state left of it. Two
-# hundred walkers learn a table each, side by side, all zeros at first. How fast does the error
-# fall?
+# Nineteen states form a line. A walker starts in the middle and goes left or right at random. Beyond
+# the right end it gets the reward 1, beyond the left end −1, and both ends terminate. The true values
+# are known: 0 in the middle, and a tenth more for each state to the right of it, a tenth less for each
+# state to the left. Two hundred walkers each learn a table that starts with zeros. How fast does the
+# error fall?
 
 
 # %%
@@ -591,9 +591,9 @@ assert error[8][-1] < error[4][-1] < error[2][-1] < error[1][-1]
 assert error[16][-1] > error[8][-1]
 
 # %% [markdown]
-# Each curve is the mean over 200 walkers. With $n = 1$ the news from an end creeps inwards by one
-# state per visit, with $n = 8$ it jumps eight. But a long window also collects the chance of eight
-# steps: $n = 16$ is as fast at first, then stays above. Which n is good depends on the task, so it is a
+# Each curve is the mean over 200 walkers. With $n = 1$ the reward at an end moves inwards by one state
+# per visit, with $n = 8$ by eight. But a long window also collects the noise of many steps: $n = 16$ is
+# as fast at first, then stays above. Which n is good depends on the task, so it is a
 # setting of each agent (`n_step` in DQN).
 #
 # ## When to learn
@@ -658,9 +658,9 @@ assert updates_due(ReplayConfig(learning_starts=100), 100) == 0
 # ## Stop and go on
 #
 # A run that is stopped and resumed must sample the same batches as one that was not. So the state of
-# a buffer is its storage, its position and its generator. The stored part is a view of the live
-# buffer and not a copy, since a copy of a large one may not fit into memory: write the state to a file
-# before you add another transition. ([Checkpoints](checkpoint.ipynb) does that well.)
+# a buffer is its storage, its position and its generator. `state_dict` returns a view of the storage and
+# not a copy, since a copy of a large buffer may not fit into memory. So write it to a file
+# ([Checkpoints](checkpoint.ipynb)) before you add another transition.
 
 # %%
 ring = ReplayBuffer(1_000, dtype, seed=0)
@@ -679,7 +679,7 @@ for step in range(1_500, 2_700):  # far enough to wrap around
 print("1,200 batches are the same, number by number")
 
 # %% [markdown]
-# The accumulator's state is its waiting steps, and goes on in the same way.
+# The state of the accumulator is its open windows. It continues in the same way.
 
 # %%
 rewards, never = np.random.default_rng(0).normal(size=40), np.array([False])

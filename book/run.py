@@ -110,8 +110,8 @@ print("updates:", agent.updates)
 assert agent.updates == 200  # one in four of the last 800 steps
 
 # %% [markdown]
-# What is missing is everything that a long run needs, and the rest of the chapter adds it, a piece at a
-# time: several environments, a record of what happened, evaluations, a way to stop and to go on.
+# A long run needs more, and the rest of the chapter adds it, one piece at a time: several environments,
+# a record of what happened, evaluations, and a way to stop and to continue.
 #
 # ## The problem: a run that comes back different
 #
@@ -122,13 +122,14 @@ assert agent.updates == 200  # one in four of the last 800 steps
 # could not offer one. So you start new episodes, the agent sees other observations, and from there
 # on everything differs.
 #
-# There is a way out, and it costs almost nothing: **make the checkpoint an episode boundary, in
-# runs that are not interrupted too.** At each checkpoint all environments are reset, with a seed
-# that follows from the run's seed and the step. The run that is left alone and the one that comes
-# back then see the same first observation, and the same everything after it. The price is that the
-# episodes under way are cut, once per checkpoint; a cut is a truncation, and we know how to bootstrap
-# through those ([Environments](envs.ipynb)). And no episode can be longer than `checkpoint_every`
-# steps, shared between the environments: choose it several times as long as an episode.
+# The solution costs almost nothing: **every checkpoint is an episode boundary, in all runs, interrupted
+# or not.** At each checkpoint all environments are reset, with a seed that is computed from the run's
+# seed and the step. So a run that was never stopped and one that was resumed see the same first
+# observation after the checkpoint, and the same everything after it. The price is that each checkpoint
+# cuts the episodes under way. A cut is a truncation, and we know how to bootstrap through those
+# ([Environments](envs.ipynb)). Nor can an episode be longer than the steps between two checkpoints
+# (`checkpoint_every` divided by the number of environments), so make that several times as long as an
+# episode.
 
 # %% tags=["hide-input"]
 figure, ax = plt.subplots(figsize=(7.5, 2.2))
@@ -157,9 +158,12 @@ plt.show()
 # %% [markdown]
 # ## The run directory
 #
-# A run is a folder. `config.yaml` says what was run, `metrics.jsonl` what came of it, one JSON object
-# a line, `run.json` when, where and with which versions, and `checkpoints/` holds the last two
-# checkpoints. You can read the first three with any tool.
+# A run is a folder with three text files and the last two checkpoints:
+#
+# - `config.yaml`: the settings;
+# - `metrics.jsonl`: the results, one JSON object per line;
+# - `run.json`: when and where it ran, and with which versions;
+# - `checkpoints/`: the checkpoints.
 #
 # When a run is resumed, the lines that were written after the checkpoint are cut off, since the resumed
 # run writes them again. For that a checkpoint remembers the size of the metrics file.
@@ -196,8 +200,8 @@ class MetricsFile:
             file.truncate(min(size, file.tell()))  # never longer, should somebody have cut it
 
 # %% [markdown]
-# By hand: the first line is 21 bytes long with its newline. A second one is written after the
-# "checkpoint", lost in the crash, and gone after the cut:
+# By hand: the first line is 21 bytes long with its newline. A second line is written after the
+# "checkpoint", so the cut removes it:
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
@@ -211,9 +215,8 @@ with tempfile.TemporaryDirectory() as folder:
 print("bytes kept:", size)
 
 # %% [markdown]
-# TensorBoard is an extra. With the setting `tensorboard` its files are written beside the metrics. Its
-# writer can be told from which step on to drop what was written before, which is what a resumed run
-# needs.
+# TensorBoard is an optional dependency. With the setting `tensorboard` its files are written beside the
+# metrics. A resumed run tells its writer from which step on the old values are to be dropped.
 
 # %%
 #| export
@@ -246,8 +249,8 @@ class TensorBoardFiles:
 
 # %% [markdown]
 # `run.json` answers the questions that come up a month later: which command, which versions, which
-# machine, when, and how it ended. A run that is resumed keeps what was written before. It is a note and
-# no part of the run: one that is damaged, or cannot be written, stops nobody.
+# machine, when, and how it ended. A resumed run keeps what was written before. The run does not depend on
+# this file: if it is damaged or cannot be written, the run continues.
 
 # %%
 #| export
@@ -302,9 +305,10 @@ class RunRecord:
             os.replace(temporary, self.path)
 
 # %% [markdown]
-# The directory puts these together, for a new run or for one that exists. A folder that holds a run is
-# never overwritten, and only one process at a time writes to it: a lock file sees to that. The lock
-# falls with the process that holds it, however it ends, so a killed run leaves nothing to clean up.
+# `RunDirectory` puts these together, for a new run or for one that exists. A folder that holds a run is
+# never overwritten, and a lock lets only one process at a time write to it. The operating system
+# releases the lock when the process ends, for whatever reason, so a killed run leaves nothing to clean
+# up.
 
 # %%
 #| export
@@ -380,10 +384,10 @@ with tempfile.TemporaryDirectory() as folder:
 # %% [markdown]
 # ## When is it time?
 #
-# Lines, evaluations and checkpoints come every so many steps. With four environments the count
-# grows by four at a time and may pass a multiple without meeting it. It has just done so where the
-# remainder is smaller than the last advance. By hand: 1,002 leaves 2, less than 4, so 1,000 was
-# passed in this step; 1,004 leaves 4, so it was passed before.
+# Lines, evaluations and checkpoints come every so many steps. With four environments the count grows
+# by four at a time, so it may jump over a multiple of 1,000. It has just reached or passed one if the
+# remainder is smaller than the last advance. By hand: 1,002 has the remainder 2, less than 4, so 1,000
+# was passed in this step; 1,004 has the remainder 4, so it was reached before.
 
 # %%
 #| export
@@ -411,9 +415,9 @@ assert not crosses(step=1000, advance=4, every=0)  # 0 means never
 # 4. at a checkpoint all environments are reset.
 #
 # What if you press Ctrl-C between two checkpoints? The run should stop there, not thousands of steps
-# back. So the collector remembers all actions since the last reset. To come back to this very step it
-# resets the environments with the same seed and repeats the actions: nothing is learned on the way, so
-# it takes a moment. `advance` is the one step that both acting and repeating take.
+# back. So the collector keeps all actions since the last reset. To return to the same step it resets the
+# environments with the same seed and repeats the actions, which is quick because nothing is learned on
+# the way. `advance` is the part of a step that acting and repeating share.
 
 # %%
 #| export
@@ -518,9 +522,9 @@ class Collector:
         self.state = saved["state"]
 
 # %% [markdown]
-# Try out the promise of `load_state_dict`: an agent steps 137 times, a second collector is brought to
-# the same step, and both see the same observation. (With four environments, 137 turns are 548 steps
-# and some twenty-five finished episodes.)
+# Let us test `load_state_dict`: an agent steps 137 times, a second collector is brought to the same
+# step, and both see the same observation. (With four environments these are 548 environment steps and
+# about twenty-five finished episodes.)
 
 # %%
 agent = DQN("CartPole-v1", num_envs=4, seed=2)
@@ -539,10 +543,10 @@ print("after", agent.global_step, "steps both see", collector.obs[0].round(3))
 # ## Logging
 #
 # A run writes two kinds of lines: training metrics now and then, and what each evaluation scored.
-# Metrics of single updates are noisy, so a line holds their means since the line before (where several
-# updates follow one step, of the last of them). Not every update reports every metric: an actor that
-# is updated every second time has a loss only then. So each name has a count of its own. Sums and
-# counts are part of a checkpoint, or the first line after a resume would differ.
+# Metrics of single updates are noisy, so a line holds their means since the line before. (If several
+# updates follow one step, only the last one counts.) Not every update reports every metric: an actor
+# that is updated every second time has a loss only then. So each metric has a count of its own. Sums
+# and counts are part of a checkpoint; otherwise the first line after a resume would differ.
 
 # %%
 #| export
@@ -623,9 +627,9 @@ assert logger.last(step=120)["global_step"] == 120 and logger.last(120)["eval_re
 # %% [markdown]
 # ## Evaluating
 #
-# Every so often the agent plays greedy episodes that it does not learn from. They have environments
-# of their own, so that evaluating changes nothing, and seeds that follow from the run's seed and the
-# step: a resumed run evaluates on the same episodes.
+# Every `eval_every` steps the agent plays greedy episodes that it does not learn from. They have
+# environments of their own, so evaluating does not change the training. Their seeds are computed from
+# the run's seed and the step, so a resumed run evaluates on the same episodes.
 
 # %%
 #| export
@@ -660,11 +664,11 @@ assert np.array_equal(first, second) and agent.state_dict()["generator"] == befo
 # %% [markdown]
 # ## The loop
 #
-# Now the whole. A run has an agent, a collector, a logger and an evaluator; a checkpoint holds the
-# first three. `step` is the loop of the beginning: collect, update, and then log, evaluate and
-# save when it is time. A loss that is not finite ruins all weights at once, so the last loss of each
-# step is checked, and the run stops there, with the last good checkpoint in hand. `train` runs until
-# the last step, or until a signal, which it obeys after the step under way.
+# Now we put it together. A run has an agent, a collector, a logger and an evaluator; a checkpoint holds
+# the first three. `step` is the body of the loop at the beginning: collect, update, and then log,
+# evaluate and save when it is time. A loss that is not finite ruins all weights at once. So the last
+# loss of each step is checked, and the run stops there and names the last good checkpoint. `train` runs
+# until the last step or until a signal arrives; then it finishes the current step and stops.
 
 # %%
 #| export
@@ -805,8 +809,8 @@ class Run:
 # %% [markdown]
 # ## Starting and resuming
 #
-# `train` starts a run, `resume` goes on with one from its newest sound checkpoint. A run that was killed
-# before its first checkpoint starts again.
+# `train` starts a run, and `resume` continues one from its newest checkpoint that is not damaged. A run
+# that was killed before its first checkpoint starts again.
 
 # %%
 #| export
@@ -823,8 +827,8 @@ def check_resumable(path: Path, content: dict[str, Any], agent: Agent) -> None:
         raise ValueError(f"{where} is already at step {reached:,}: ask for more steps.")
 
 # %% [markdown]
-# A new run makes its directory. One that is resumed opens it, makes the agent anew from the
-# settings that it finds there, and goes back to the newest checkpoint; without one it begins again.
+# `train` makes the directory. `resume` opens it, builds the agent from the settings that it finds there,
+# and loads the checkpoint.
 
 # %%
 #| export
@@ -878,9 +882,9 @@ for line in result.history[-3:]:
 # %% [markdown]
 # ## Kill it
 #
-# Now the promise of the beginning. A program trains DQN for 2,000 steps. We run it once
-# undisturbed. Then we run it again, kill it with SIGKILL, which no program can catch, at random
-# moments, and resume until it is done.
+# Now we test the promise of the beginning. A program trains DQN for 2,000 steps. We run it once without
+# a break. Then we run it again, kill it at random moments with SIGKILL, which no program can catch, and
+# resume until it is done.
 
 # %%
 PROGRAM = """

@@ -110,8 +110,8 @@ print("target rate:  ", repr(file["target_lr"]), "(YAML wants a point: 1.0e-4)")
 print("double:       ", naive.parse_args(["--double", "false"]).double, "(bool('false') is True)")
 
 # %% [markdown]
-# The run starts, and a day later you compare two curves of the same settings. So a setting needs a
-# known name and a known type, and both must be checked where they are read.
+# The run starts without an error, and a day later you compare two curves that came from the same
+# settings. So names and types must be checked where settings are read.
 #
 # pydantic does most of this: a class with annotated fields checks its values whenever an object is
 # made. But out of the box it ignores names that it does not know, takes `True` for the number 1,
@@ -140,9 +140,9 @@ except ValidationError as error:
 #
 # YAML and the shell deliver `1e-3` as text, people write `1e5` steps although that is a float, and
 # seeds come out of `np.arange`. It is clear what is meant each time, so before pydantic checks a
-# value strictly, we give it the type that its field declares. 1.5 is no whole number, `True` is no
-# number at all, and both stay as they are, for pydantic to refuse. A list, as YAML has them,
-# becomes a tuple, which nobody changes by accident.
+# value strictly, we give it the type that its field declares. 1.5 is not a whole number and `True` is
+# not a number, so both stay as they are, and pydantic refuses them. A list from YAML becomes a tuple,
+# which cannot be changed by accident.
 
 # %%
 #| export
@@ -290,7 +290,7 @@ assert sentence(lambda: check_names(RateConfig, ["lrr"])).endswith("Did you mean
 #
 # An algorithm inherits from this class and adds its own fields. Values are checked when an object
 # is made, when `replace` copies it, and when somebody assigns to a field, so a wrong setting stops a
-# run before it begins. Defaults are checked, too, since algorithms are written by people.
+# run before it begins. Defaults are checked, too.
 
 # %%
 #| export
@@ -368,9 +368,9 @@ def make_config(config_class: type[AnyConfig], settings: dict[str, Any]) -> AnyC
 # (pydantic's own `validate_assignment` leaves a refused value in the object if it contradicts
 # another setting, so assignment makes a checked copy first.)
 #
-# Here is a small algorithm's worth of settings for the rest of the chapter. What no single field can
-# know, that two settings contradict each other, is a `model_validator`, and what it says reaches the
-# user word for word.
+# The rest of the chapter uses the settings of a small algorithm. No single field can know that two
+# settings contradict each other, so a `model_validator` checks that. Its message reaches the user word
+# for word.
 
 
 # %%
@@ -426,8 +426,8 @@ assert toy.eval_every == 5_000
 #
 # ## Settings in a file
 #
-# A file of settings is YAML, a line for each. Files that come with the book are found by their
-# name, others by their path.
+# A file of settings is YAML, with one line for each setting. Files that come with the book are found
+# by their name, others by their path.
 
 # %%
 #| export
@@ -464,9 +464,9 @@ print(sentence(lambda: find_config("cartpole", None)))
 print(sentence(lambda: find_config("nowhere.yaml", None)))
 
 # %% [markdown]
-# A file that is not YAML is reported with its line. The safe loader makes plain values only: a YAML
-# file of a stranger cannot run code. Of a key that stands there twice it would silently keep the last
-# value, and somebody would wonder for an hour why changing the first does nothing. Ours complains.
+# If a file is not YAML, the error names the line. PyYAML's safe loader makes plain values only, so a
+# stranger's file cannot run code. But if a key appears twice, it silently keeps the last value, and
+# changing the first does nothing. Ours reports that as a mistake.
 
 # %%
 #| export
@@ -536,8 +536,8 @@ def gather_settings(name: str, algo: str | None) -> tuple[str | None, dict[str, 
 
 # %% [markdown]
 # A run writes **all** its settings beside its results, defaults included, so that the file still
-# means the same when a default changes. It is written under another name and renamed, which is all
-# or nothing: the chapter on [checkpoints](checkpoint.ipynb) shows why.
+# means the same when a default changes. It is written under another name and then renamed, so nobody
+# ever reads half a file: [Checkpoints](checkpoint.ipynb) shows why that matters.
 
 # %%
 #| export
@@ -624,12 +624,11 @@ add_flags(parser, ToyConfig, ["hidden", "lr", "activation", "double", "env_kwarg
 print(parser.format_help())
 
 # %% [markdown]
-# What was typed is a text. It is read as YAML would read it, so that a value means the same in the
-# shell and in a file. Only a setting that wants a text takes it as it is: a directory called `1` is
-# a directory, and `on` is a name, not a switch.
+# The shell delivers text. We read it as YAML, so that a value means the same in the shell and in a
+# file. Only a setting that is a text takes it unchanged: `1` may be a directory, and `on` a name.
 #
-# Each flag is checked alone, in a class that has these fields and no `model_validator`: whether
-# settings contradict each other is known only once those of the file are there.
+# Each flag is first checked alone, in a class with the same fields and no `model_validator`. Whether
+# settings contradict each other can be checked only together with those of the file.
 
 # %%
 #| export
@@ -675,8 +674,8 @@ for line in ("--lr fast", "--hidden 64 wide", "--activation sigmoid", "--double 
 # %% [markdown]
 # ## Keyword, key and flag
 #
-# Now the promise of the first paragraph: the same settings by all three ways give the same object,
-# and the same mistake gets the same sentence.
+# Now we check the promise of the first paragraph: the same settings give the same object in all three
+# ways, and the same mistake gets the same sentence.
 
 # %%
 by_keyword = ToyConfig(hidden=(32, 32), lr=3e-4, double=False)
@@ -732,7 +731,7 @@ said
 # <summary>Solution</summary>
 #
 # `float(True)` is 1.0, so `lr=True` becomes a learning rate of 1.0, and `seed=True` becomes seed 1.
-# pydantic never sees the `True`: strictness helps only as far as what reaches it is what was given.
+# pydantic never sees the `True`, so its strictness does not help.
 #
 # ```python
 # assert isinstance(True, numbers.Real) and float(True) == 1.0
@@ -786,10 +785,10 @@ print("seed", buggy.seed, "lr", buggy.lr, "hidden", buggy.hidden)
 # <summary>Solution</summary>
 #
 # Flags override the file, and here *every* flag has a value, typed or not: the defaults of all
-# flags override the whole file. The run gets `lr` 0.001 and `hidden` (64, 64), and reports them
-# truthfully in its `config.yaml`, where nobody looks. Each part is right alone; only a test that
-# uses a file **and** a flag sees it. With `argparse.SUPPRESS` as the default, an untyped flag is
-# not in the result at all.
+# flags override the whole file. The run gets `lr` 0.001 and `hidden` (64, 64). Its `config.yaml` says
+# so, but nobody looks there. Each part is right alone; only a test that uses a file **and** a flag
+# finds the bug. With `argparse.SUPPRESS` as the default, a flag that was not typed is not in the result
+# at all.
 #
 # ```python
 # def add_flags_short(short_parser: argparse.ArgumentParser) -> None:
