@@ -994,6 +994,8 @@ assert dqn_return < 80 and drqn_return > 2 * dqn_return
 # %% [markdown]
 # ## A look inside: where are the velocities?
 #
+# (One seed rises and falls a lot at this budget: see the wide band of the first figure.)
+#
 # If it balances, something in its state should tell the velocities. Let it play, record its
 # recurrent state (64 numbers of $h$ and 64 of $c$) and the true velocities, and fit the velocities as
 # a *linear* function of the recurrent state. The fit uses some episodes and is judged on others; $R^2$

@@ -69,8 +69,8 @@ plt.show()
 # %% [markdown]
 # DQN stays near 40. (DRQN without recurrence gets further, as [its ablations](drqn.ipynb) show: it still
 # has the previous action as an input, and DRQN's settings.) With recurrence nearly every seed balances.
-# Whether R2D2 is the better of the two, the figure does not tell: they differ in single seeds, and more
-# settings were tried for R2D2 (see the edges below).
+# Whether R2D2 is the better of the two, the figure does not tell: they differ in single seeds, R2D2
+# makes twice as many updates, and its settings were searched for (see the edges below).
 #
 # | | |
 # |---|---|
@@ -849,7 +849,7 @@ def train_r2d2(config: R2D2Config, progress: bool = True) -> RunResult:
 # ## A live run
 #
 # CartPole without velocities, the same 24,000 steps that DRQN had above. Its shipped settings are those
-# of DRQN but for these, so the two runs differ in more than the algorithm where both have a number:
+# of DRQN but for these; note that it makes twice as many updates:
 
 # %% tags=["hide-input"]
 before, after = (kind.from_config("masked_cartpole").config for kind in (DRQN, R2D2))
@@ -935,7 +935,10 @@ figure, ax = plt.subplots(figsize=(4.5, 3.4))
 ax.loglog(before[sampled], now[sampled], ".", color=COLORS["r2d2"])
 ends = [before[sampled].min(), before[sampled].max()]
 ax.plot(ends, ends, color=COLORS["reference"], lw=1)
-ax.set(xlabel="priority in the tree", ylabel="priority now")
+ax.minorticks_off()
+ax.set(xlabel="priority in the tree", ylabel="priority now", xticks=(0.5, 1, 2, 5), yticks=(0.5, 1, 2, 5))
+ax.xaxis.set_major_formatter("{x:g}")
+ax.yaxis.set_major_formatter("{x:g}")
 ax.set_title(f"correlation of the ranks: {correlation:.2f}")
 plt.show()
 assert correlation > 0.5
