@@ -57,7 +57,8 @@ folder = Path(tempfile.mkdtemp())
 # %% [markdown]
 # ## The same numbers
 #
-# Here is one small sweep, first without Ray:
+# Here is one small sweep, first without Ray. It is far too short to say anything about DQN: after 100
+# updates a high score is luck. We only want to compare the backends.
 
 # %%
 line = "sweep dqn --total-steps 600 --learning-starts 200 --epsilon-decay-steps 400"
