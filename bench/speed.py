@@ -118,18 +118,17 @@ def measure_dqn(rounds: int) -> dict[str, Any]:
     return {"what": what, "unit": "a step", "works": compare(works, rounds // 2 + 1, SB3, steps)}
 
 
-def measure_sac(rounds: int, hidden: tuple[int, ...], batch: int) -> dict[str, dict[str, Any]]:
-    """Time updates and training of SAC, one update a step."""
+def measure_sac(rounds: int, hidden: tuple[int, ...], batch: int, training: bool) -> dict[str, Any]:
+    """Time updates of SAC, or training with an update a step."""
     from peers import LIBRARIES, our_sac, their_sac
 
-    count, steps = 20, 200
-    update: dict[str, Work] = {}
-    training: dict[str, Work] = {}
+    count = 200 if training else 20
+    works: dict[str, Work] = {}
     for name in ("eager", "compiled"):
         ours = our_sac(hidden, batch, name == "compiled")
         ours.learn(2 * batch, progress=False)
-        update[name] = updates(ours, count)
-        training[name] = partial(ours.learn, steps, progress=False)
+        train = partial(ours.learn, count, progress=False)
+        works[name] = train if training else updates(ours, count)
     for name, library in LIBRARIES.items():
         theirs = their_sac(library, hidden, batch)
         theirs.learn(2 * batch)
@@ -138,32 +137,25 @@ def measure_sac(rounds: int, hidden: tuple[int, ...], batch: int) -> dict[str, d
             for _ in range(count):
                 agent.train(gradient_steps=1, batch_size=batch)
 
-        update[name] = one_by_one
-        training[name] = partial(theirs.learn, steps, reset_num_timesteps=False)
-    update["sbx, 20 at once"] = partial(theirs.train, gradient_steps=count, batch_size=batch)
-    sizes, fewer = f"{list(hidden)}, batch {batch}", rounds // 2 + 1
-    return {
-        "update": {
-            "what": f"one update, {sizes}",
-            "unit": "an update",
-            "works": compare(update, rounds, SB3, count),
-        },
-        "training": {
-            "what": f"training, Pendulum-v1, {sizes}, an update a step",
-            "unit": "a step",
-            "works": compare(training, fewer, SB3, steps),
-        },
-    }
+        train = partial(theirs.learn, count, reset_num_timesteps=False)
+        works[name] = train if training else one_by_one
+    sizes = f"{list(hidden)}, batch {batch}"
+    if training:
+        what, unit = f"training, Pendulum-v1, {sizes}, an update a step", "a step"
+        rounds = rounds // 2 + 1
+    else:
+        what, unit = f"one update, {sizes}", "an update"
+        works["sbx, 20 at once"] = partial(theirs.train, gradient_steps=count, batch_size=batch)
+    return {"what": what, "unit": unit, "works": compare(works, rounds, SB3, count)}
 
 
 def measure_peers(rounds: int) -> dict[str, Any]:
     """Time DQN and SAC beside Stable-Baselines3 and SBX, at the same settings."""
-    shipped = measure_sac(rounds, (64, 64), 128)
     return {
         "dqn": measure_dqn(rounds),
-        "sac": measure_sac(rounds, (256, 256), 256)["update"],
-        "sac, as shipped": shipped["update"],
-        "sac, as shipped, training": shipped["training"],
+        "sac": measure_sac(rounds, (256, 256), 256, training=False),
+        "sac, as shipped": measure_sac(rounds, (64, 64), 128, training=False),
+        "sac, as shipped, training": measure_sac(rounds, (64, 64), 128, training=True),
     }
 
 
@@ -176,7 +168,7 @@ def bare_recurrent(agent: Any) -> Work:
     obs, start = batch.obs[burn_in:], batch.episode_start[burn_in:]
 
     def state(network: nn.Module) -> Any:
-        return agent.burn_in(network, batch) if burn_in else agent.start_state(batch)
+        return agent.state_after_burn_in(network, batch) if burn_in else agent.chunk_state(batch)
 
     def run() -> None:
         agent.optimizer.zero_grad()
@@ -431,6 +423,9 @@ PARTS: dict[str, Callable[[int], dict[str, Any]]] = {
 }
 
 
+PEERS = ("stable-baselines3", "sbx-rl", "jax")
+
+
 def processor_name() -> str:
     """Return what the processor calls itself."""
     listed = Path("/proc/cpuinfo")
@@ -446,20 +441,21 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
     parser.add_argument("--out", type=Path, default=Path("book/results/speed.json"))
     options = parser.parse_args()
-    peers = {name: version(name) for name in ("stable-baselines3", "sbx-rl", "jax")}
-    partly = len(options.only) < len(PARTS)
+    partly = len(options.only) < len(PARTS) and options.out.exists()
+    only = f" --only {' '.join(options.only)}" if len(options.only) < len(PARTS) else ""
     made = {
-        "command": f"python bench/speed.py --rounds {options.rounds}",
-        "versions": versions() | peers,
+        "command": f"python bench/speed.py --rounds {options.rounds}{only}",
+        "versions": versions() | {name: version(name) for name in PEERS},
         "created": datetime.date.today().isoformat(),
         "machine": {"cores": os.cpu_count(), "processor": processor_name()},
     }
-    result = json.loads(options.out.read_text()) if partly and options.out.exists() else {}
-    result |= made
+    result = json.loads(options.out.read_text()) if partly else made
     with torch_for_learning(1):
         for name in options.only:
             began = time.perf_counter()
             result[name] = PARTS[name](options.rounds)
+            if partly:
+                result.setdefault("made_later", {})[name] = made
             print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
             write_result(options.out, result)
 

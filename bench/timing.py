@@ -31,12 +31,13 @@ def seconds(work: Work, calls: int = 1) -> float:
     return (time.process_time() - began) / calls
 
 
-def take_turns(works: dict[str, Work], rounds: int, at_least: float = 0.02) -> dict[str, Any]:
+def take_turns(works: dict[str, Work], rounds: int, at_least: float = 0.04) -> dict[str, Any]:
     """Time works in turn, `rounds` times, each often enough for `at_least` so many seconds."""
     calls = {}
     for name, work in works.items():
-        work()  # the first call may compile, allocate or import
-        calls[name] = max(1, round(at_least / max(seconds(work), 1e-7)))
+        work()  # the first calls compile, allocate and import
+        once = min(seconds(work) for _ in range(3))
+        calls[name] = max(1, round(at_least / max(once, 1e-7)))
     times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(rounds):
         for name, work in works.items():

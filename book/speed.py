@@ -14,680 +14,472 @@
 # %% [markdown]
 # # Speed
 #
-# Twice as fast is twice as many seeds, or an idea tried before lunch instead of after it. In this
-# chapter you see where the time of each algorithm in this book goes, how far its updates are from
-# the bare arithmetic, what each trick in the earlier chapters bought when it is taken alone, and
-# what gets dear as things grow. All numbers were measured by `make bench`, which writes the one
-# file that this chapter draws.
-#
-# | | |
-# |---|---|
-# | Builds on | all algorithms; the tricks are taught where they are used |
-# | Measured | on one thread of a CPU, in time of the processor unless said otherwise |
-# | Compared with | Stable-Baselines3 2.9.2, bare passes through the networks, bare matrix products |
-# | Not measured | a GPU: we had none |
+# Twice as fast is twice as many seeds, or an idea tried before lunch instead of after it. In this chapter
+# you see what an update is made of, why almost nothing of it is arithmetic when networks are small, what
+# one switch, `compile`, gains and costs, and what becomes expensive when things grow. The figure compares
+# the agents of this book, with the switch off and on, with two libraries at the same settings.
 
-# %%
+# %% tags=["hide-input"]
 import json
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.ticker import FormatStrFormatter, LogLocator, NullLocator
+import torch
+from matplotlib.ticker import FormatStrFormatter, LogLocator
+from torch import Tensor, nn
 
+from rlbook.dqn import MLP
+from rlbook.drqn import DRQN
 from rlbook.figures import COLORS, PALETTE, made_by, use_style
 
 use_style()
+
+
+def spread(found: list[float]) -> str:
+    """Write a median with its quartiles."""
+    return "{:.2f} ({:.2f} to {:.2f})".format(*found)
+
+
+LABELS = {
+    "eager": ("this book", PALETTE[0]),
+    "compiled": ("this book, compiled", PALETTE[5]),
+    "stable-baselines3": ("Stable-Baselines3", COLORS["random"]),
+    "sbx": ("SBX", PALETTE[1]),
+    "sbx, 20 at once": ("SBX, 20 updates at once", PALETTE[3]),
+}
+
+# %% tags=["hide-input"]
 speed: dict[str, Any] = json.loads(Path("results/speed.json").read_text())
-about = {**speed["versions"], "stable-baselines3": speed["peers"]["stable-baselines3"]}
+figure, axes = plt.subplots(2, 2, figsize=(9, 5))
+for ax, (name, contest) in zip(axes.flat, speed["peers"].items(), strict=True):
+    works = contest["works"]
+    ratios = [found["speedup"][0] for found in works.values()]
+    bars = ax.barh([LABELS[work][0] for work in works], ratios, color=[LABELS[work][1] for work in works])
+    ax.bar_label(bars, fmt="  %.2f")
+    ax.set(title=name, xlabel="times as fast as Stable-Baselines3", xlim=(0, 1.2 * max(ratios)))
+    ax.invert_yaxis()
+    ax.grid(False)
+plt.show()
 print(made_by(speed))
 print(f"{speed['machine']['cores']} cores of {speed['machine']['processor']}")
-print(", ".join(f"{name} {number}" for name, number in about.items()))
+print(", ".join(f"{name} {number}" for name, number in speed["versions"].items()))
 for part, made in speed.get("made_later", {}).items():
-    print(f"{part} alone: {made['command']}, {made['created']}, {made['machine']['processor']}")
+    print(f"{part} alone: {made['command']}  # {made['created']}, {made['machine']['processor']}")
 
 # %% [markdown]
-# ## How to measure where others work too
+# | | |
+# |---|---|
+# | Builds on | all algorithms of this book; most numbers are for [DQN](dqn.ipynb) and [SAC](sac.ipynb) |
+# | Measured | on one thread of a CPU, all in one run of `make bench` |
+# | Compared with | Stable-Baselines3 (PyTorch), SBX (the same algorithms in JAX) |
+# | Not measured | a GPU: we had none |
 #
-# Ask a stopwatch how long an update takes, and it will also tell you who else was using the
-# machine. Three habits make numbers that can be trusted:
+# ## How to measure
 #
-# - **The processor's own time** instead of the clock on the wall (`time.process_time`): while
-#   another program has the core, it stands still.
-# - **Taking turns.** A, B, A, B: a slow minute meets both. And compare pairs: the ratio of
-#   neighbours has less noise than either of them.
-# - **Medians with quartiles.** By hand: of the times 10, 11, 10, 60, 10 the mean is 20.2, and no
-#   call took that long. The median is 10.
-#
-# So each ratio in this chapter is a median over neighbouring turns. It may differ a little from the
-# ratio of the two medians that stand beside it.
+# A stopwatch also measures whoever else uses the machine. Three habits help. Read the **time of the
+# processor** (`time.process_time`), which stands still while another program has the core. **Take turns**,
+# A, B, A, B: a slow minute hits both, and the ratio of neighbours stays. And report **medians with
+# quartiles**. By hand: the mean of 10, 11, 10, 60 and 10 ms is 20.2 ms, and no call took that long. The
+# median is 10.
 
 # %%
 times = [10, 11, 10, 60, 10]
 assert np.mean(times) == 20.2 and np.median(times) == 10
 
 # %% [markdown]
-# What taking turns is worth shows in a made-up hour in which the machine slows down until all work
-# takes half as long again. Two programs take exactly the same time. One benchmark runs all of A and
-# then all of B, the other takes turns. What is left of the difference then is noise, and that B always
-# comes second.
-
-# %%
-rng = np.random.default_rng(0)
-slowness = np.linspace(1.0, 1.5, 40) * rng.lognormal(0, 0.05, size=40)  # of each slot of the hour
-a_first, b_last = slowness[:20], slowness[20:]
-a_turns, b_turns = slowness[0::2], slowness[1::2]
-print(f"one after the other: B takes {np.median(b_last) / np.median(a_first):.2f} times A's time")
-print(f"in turns:            B takes {np.median(b_turns / a_turns):.2f} times A's time")
-assert np.median(b_last) / np.median(a_first) > 1.15
-assert abs(np.median(b_turns / a_turns) - 1) < 0.06
-
-# %% [markdown]
-# ## Where the time goes
+# ## What an update is made of
 #
-# Each algorithm at the settings that it is shipped with, past its warm-up. A stopwatch stands at
-# the door of each part, and what runs inside another is taken out of it.
-#
-# - *Acting* is the whole choice of an action: the network, its noise, the scaling to the bounds and
-#   the way from NumPy to torch and back.
-# - *Environment* is `step` and `reset`.
-# - *Forward* is every pass through a network in an update, those of target networks and of burn-in
-#   included, and in SAC and REDQ the squashing of actions; *backward* is the way back.
-# - *Optimiser* is Adam, and *target* is moving the weights of the target network.
-# - *Loss* is the other arithmetic of an update: noise, targets, TD errors, slopes and, in R2D2, the
-#   priorities that follow from the errors.
-# - *Buffer* is storing and drawing, the tree of priorities included. In DrQ-v2 a draw puts frames
-#   together and shifts the images, and that counts here as well.
-# - *Metrics* is the loss as a number, once a turn of the loop, which the check for a loss that is not
-#   finite needs as well, and what is for reports alone, in one turn of thirty-two.
-# - *Loop* is all that is left, from the checks of each observation to the mean of the metrics.
-#
-# Looking at a stopwatch takes time itself. So this one is the clock on the wall, which can be read
-# without a call to the system, unlike the processor's own time; a slow minute slows all parts of a
-# run alike. What a look costs is measured, on a function that does nothing, and taken off. And the
-# parts of an update are measured in a run of their own, which only says how to share out what
-# updates took in a run that did not look inside them.
+# Each algorithm trains as it is shipped, and DQN and SAC also with larger networks and batches. *Forward* is
+# every pass through a network in an update, those of target networks included. *Loss* is what else an update
+# computes: targets, errors, metrics, and the noise of sampled actions. *Acting*, *environment* and *storing*
+# are what one update's share of the environment steps costs. *Loop* is the rest, logging for example.
 
-# %%
-LEARNING = ["forward", "loss", "backward", "optimiser", "target"]
-OVERHEAD = ["buffer", "metrics", "loop"]
-KINDS = ["acting", "environment", *LEARNING, *OVERHEAD]
-SHADES = dict(zip(KINDS, [*PALETTE[:6], "#F0E442", "#777777", "#A6A6A6", "#D2D2D2"], strict=True))
+# %% tags=["hide-input"]
+KINDS = ["forward", "loss", "backward", "optimiser", "target update", "sampling"]
+OUTSIDE = ["acting", "environment", "storing", "loop"]  # not a part of the update itself
+INKS = [*PALETTE[:6], "#777777", "#999999", "#BBBBBB", "#DDDDDD"]
 
 
-def shares(name: str) -> dict[str, float]:
-    """Return the median share of each kind of work in the time of an algorithm, over the runs."""
-    medians = {k: values[0] for k, values in speed["steps"][name]["shares"].items()}
-    return {kind: medians.get(kind, 0.0) / sum(medians.values()) for kind in KINDS}
+def microseconds(name: str) -> dict[str, float]:
+    """Return the median time of each kind of work in the training of an algorithm, per update."""
+    stored = speed["parts"][name]["microseconds"]
+    return {kind: stored.get(kind, [0.0])[0] for kind in [*KINDS, *OUTSIDE]}
 
 
-names = list(speed["steps"])
-figure, ax = plt.subplots(figsize=(9, 0.55 * len(names) + 1.6))
+names = list(speed["parts"])
+figure, ax = plt.subplots(figsize=(9, 0.5 * len(names) + 1.6))
 left = np.zeros(len(names))
-for kind in KINDS:
-    widths = np.array([100 * shares(name)[kind] for name in names])
-    ax.barh(names, widths, left=left, color=SHADES[kind], label=kind, height=0.7)
-    for y, (start, width) in enumerate(zip(left, widths, strict=True)):
-        if width > 4:
-            ink = "white" if kind in ("acting", "buffer") else "black"
-            where = {"ha": "center", "va": "center", "fontsize": 8, "color": ink}
-            ax.text(start + width / 2, y, f"{width:.0f}", **where)
+for kind, ink in zip([*KINDS, *OUTSIDE], INKS, strict=True):
+    totals = np.array([sum(microseconds(name).values()) for name in names])
+    widths = 100 * np.array([microseconds(name)[kind] for name in names]) / totals
+    ax.barh(names, widths, left=left, color=ink, label=kind, height=0.7)
     left += widths
 ax.invert_yaxis()
 ax.grid(False)
-ax.set(xlabel="% of the time of one environment step, its updates included", xlim=(0, 100))
-ax.legend(ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.15))
+ax.set(xlabel="% of the time of training", xlim=(0, 100))
+ax.legend(ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.16))
 plt.show()
+print(f"{'':12}{'hidden':>12}{'batch':>7}{'an update':>13}{'with its steps':>16}")
 for name in names:
-    its = speed["steps"][name]
-    print(f"{name:6} {its['config'] + '.yaml':21} {its['env_id']} x {its['num_envs']}")
+    part, found = speed["parts"][name], microseconds(name)
+    update, whole = (sum(found[kind] for kind in kinds) for kinds in (KINDS, found))
+    print(f"{name:12}{part['hidden']!s:>12}{part['batch_size']:>7}{update:10,.0f} µs{whole:13,.0f} µs")
 
 # %% [markdown]
-# The three grey parts are overhead, and the bar of this book is 10 %: no algorithm is to spend more
-# than that outside environment, networks and optimiser. The loss is counted with the networks, since
-# it is what they are taught by; with autograd it would be a part of the forward and the backward pass.
-# Acting counts as network, too, its noise and its way from NumPy to torch and back included. Whoever
-# takes the loss for overhead finds the sum in the last column, and in the last line who is above the
-# bar then.
+# With small networks no part stands out: forward and backward passes are about half of an update, and loss,
+# optimiser and sampling share the rest. With two layers of 512 units nearly all is forward and backward.
+#
+# ## Small networks are all overhead
+#
+# How much arithmetic is in an update of the shipped DQN? By hand: the network has $4 \cdot 64 + 64 \cdot 64
+# + 64 \cdot 2 = 4{,}480$ weights, and each is multiplied once for each of 64 transitions, in three forward
+# passes (Double DQN needs the next values of both networks). A backward pass costs about twice a forward
+# pass. That is $5 \cdot 64 \cdot 4{,}480 \approx 1.4$ million multiplications. Measure how many this
+# processor makes in a second, and see how long they should take:
 
 # %%
-def outside(name: str, kinds: list[str]) -> float:
-    """Return the share that some kinds of work take together."""
-    return sum(shares(name)[kind] for kind in kinds)
+def seconds(work: Callable[[], object], calls: int = 30, rounds: int = 7) -> float:
+    """Return the median time of one call."""
+    work()  # the first call pays for what is done once
+    times = []
+    for _ in range(rounds):
+        began = time.process_time()
+        for _ in range(calls):
+            work()
+        times.append((time.process_time() - began) / calls)
+    return float(np.median(times))
 
 
-def over_the_bar(kinds: list[str], bar: float = 0.10) -> str:
-    """Name the algorithms that spend more than the bar on some kinds of work."""
-    found = [f"{name} ({outside(name, kinds):.1%})" for name in names if outside(name, kinds) > bar]
-    return ", ".join(found) or "none"
-
-
-titles = "".join(f"{kind:>9}" for kind in OVERHEAD)
-print(f"{'':6}{'µs a step':>10}{titles}{'together':>10}{'with loss':>11}")
-for name in names:
-    total = sum(values[0] for values in speed["steps"][name]["microseconds"].values())
-    parts = "".join(f"{shares(name)[kind]:9.1%}" for kind in OVERHEAD)
-    together, with_loss = outside(name, OVERHEAD), outside(name, [*OVERHEAD, "loss"])
-    print(f"{name:6}{total:10,.0f}{parts}{together:10.1%}{with_loss:11.1%}")
-print("over 10 % in buffer, metrics and loop:", over_the_bar(OVERHEAD))
-print("over 10 % with the loss, too:", over_the_bar([*OVERHEAD, "loss"]))
+torch.set_num_threads(1)
+a, b = torch.rand(512, 512), torch.rand(512, 512)
+rate = 512**3 / seconds(lambda: a @ b)
+multiplications = 5 * 64 * sum(p.numel() for p in MLP((4, 64, 64, 2)).parameters() if p.ndim == 2)
+assert multiplications == 5 * 64 * 4_480
+print(f"{rate / 1e9:.0f} billion multiplications a second: {1e6 * multiplications / rate:.0f} µs of arithmetic "
+      f"in an update that was measured at {sum(microseconds('dqn')[kind] for kind in KINDS):,.0f} µs")
 
 # %% [markdown]
-# The last two lines are the verdict: an algorithm that is named there misses the bar. A small network
-# makes the overhead look large: the same microseconds are a larger part of less. They are mostly calls,
-# not work, and what helps is fewer calls: one draw for all updates that are due, memory and views that
-# lie ready, metrics that are read now and then, and more environments for each turn of the loop. DQN,
-# whose network is the smallest, ships with five environments and an update every second step for this
-# reason, too.
-#
-# The loss is calls as well. With DQN it is about seventeen operations on 64 numbers each: the numbers
-# are nothing, the calls are what you see in the figure.
-#
-# ## Beside Stable-Baselines3
-#
-# Two libraries in one run, with the same networks, batch sizes, updates per step and threads. There
-# are five contests, four of them drawn and all in the table below:
-#
-# - **dqn**: training on CartPole at the settings of the RL Zoo, environment and acting included.
-#   Both explore as little and copy the target once a round.
-# - **sac, as shipped**: training on Pendulum at the sizes of `rlbook/configs/sac/pendulum.yaml`,
-#   one environment, one update a step.
-# - **sac**: one update at the default sizes of Stable-Baselines3, two layers of 256 units and a
-#   batch of 256. Nothing is played: the transitions are random numbers of Pendulum's sizes.
-# - **sac, two threads**: the same by the clock on the wall, with as many threads as PyTorch takes
-#   by itself on two cores.
-# - **sac, training**: the same sizes in training, as in the second contest.
-#
-# The third bar is the time of the matrix products that this book makes, those of target networks
-# included and, in training, those of acting; and of nothing else: no ReLU, no TD targets, no loss, no
-# Adam, no environment. They are written into memory that lies ready. Who multiplies these matrices can
-# hardly be faster.
+# Where is the rest? Each operation of PyTorch is called from Python, checks shapes and types, allocates its
+# result, and writes down for autograd what the backward pass will need. That takes some microseconds, for
+# ten numbers as for ten thousand. One layer shows it: double the width, and at first nothing happens.
 
 # %%
-def draw_contest(ax: plt.Axes, contest: dict[str, Any], title: str, unit: str) -> None:
-    """Draw medians as bars, with quartiles as whiskers."""
-    shades, works = [PALETTE[0], PALETTE[1], COLORS["random"]], contest["works"]
-    for y, found in enumerate(works.values()):
-        median, low, high = found["ms"]
-        ax.barh(y, median, color=shades[y % 3], height=0.65)
-        ax.errorbar(median, y, xerr=[[median - low], [high - median]], color="black", capsize=3)
-        ax.text(high, y, f"  {median:.3g}" if median < 1_000 else f"  {median:,.0f}", va="center")
-    ax.set_yticks(range(len(works)), list(works))
-    ax.set(xlabel=unit, title=title, xlim=(0, 1.3 * max(f["ms"][2] for f in works.values())))
-    ax.invert_yaxis()
-    ax.grid(False)
-
-
-peers = {name: contest for name, contest in speed["peers"].items() if isinstance(contest, dict)}
-shown = [name for name in peers if "threads" not in name]
-figure, axes = plt.subplots(2, 2, figsize=(9, 4.8))
-for ax, name in zip(axes.flat, shown, strict=True):
-    draw_contest(ax, peers[name], name, peers[name]["unit"])
-plt.show()
-for name, contest in peers.items():
-    print(f"{name + ':':18}{contest['what']}, {contest['turns']} turns")
-
-# %%
-def times_as_long(contest: dict[str, Any], slow: str, fast: str) -> list[float]:
-    """Return how many times as long one work takes as another: median and quartiles."""
-    return contest["works"][slow]["times"][fast]
-
-
-def verdict(contest: dict[str, Any], bar: float = 2.0) -> str:
-    """Say whether Stable-Baselines3 takes at least twice as long."""
-    return "yes" if times_as_long(contest, "stable-baselines3", "rlbook")[0] >= bar else "no"
-
-
-print(f"{'':17}{'Stable-Baselines3':>27}{'at least':>10}{'this book':>13}{'Stable-B.3':>15}")
-print(f"{'':17}{'/ this book':>27}{'twice?':>10}{'/ products':>13}{'/ products':>15}")
-for name, contest in peers.items():
-    ratio, low, high = times_as_long(contest, "stable-baselines3", "rlbook")
-    near = times_as_long(contest, "rlbook", "matrix products")[0]
-    bound = times_as_long(contest, "stable-baselines3", "matrix products")[0]
-    words = f"{ratio:.2f} ({low:.2f} to {high:.2f})"
-    print(f"{name:17}{words:>27}{verdict(contest):>10}{near:13.2f}{bound:15.2f}")
-below = [name for name, contest in peers.items() if verdict(contest) == "no"]
-print("below twice:", "; ".join(below) or "none")
-
-# %% [markdown]
-# Columns are ratios of times, of neighbouring turns. The bar of this book is two, and the last line
-# names the contests that miss it. The last column is the limit: the time of Stable-Baselines3 over
-# that of the bare products of this book. Where it is far above two, the time goes into calls, and a
-# library can be many times as fast by making fewer. Where it is near two, nearly everything would have
-# to be free but the products.
-#
-# ### The wider the layers, the less there is to gain
-#
-# Where is the border? One update of SAC again, with a batch of 256 and two layers of 32 to 512
-# units:
-
-# %%
-units = np.array([int(width) for width in speed["widths"]])
-figure, ax = plt.subplots(figsize=(7, 3.6))
-for fast, label, color in (
-    ("matrix products", "bound: bare matrix products", COLORS["random"]),
-    ("rlbook", "this book", PALETTE[0]),
-):
-    ratios = [times_as_long(each, "stable-baselines3", fast) for each in speed["widths"].values()]
-    median, low, high = np.array(ratios).T
-    ax.errorbar(
-        units, median, yerr=[median - low, high - median],
-        marker="o", capsize=3, color=color, label=label,
-    )  # fmt: skip
-ax.axhline(2, color=PALETTE[3], linestyle="--", linewidth=1.2, label="twice")
-ax.set(xscale="log", yscale="log", xlabel="units of each of the two hidden layers")
-ax.set_ylabel("time of Stable-Baselines3,\nas a multiple")
-ax.set_xticks(units, [str(width) for width in units])
-ax.xaxis.set_minor_locator(NullLocator())
-ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-ax.yaxis.set_major_formatter(FormatStrFormatter("%g"))
-ax.yaxis.set_minor_locator(NullLocator())
+sizes = [4, 8, 16, 32, 64, 128, 256, 512, 1024]
+layers = {n: (nn.Linear(n, n), torch.rand(64, n)) for n in sizes}
+measured = [1e6 * seconds(lambda n=n: layers[n][0](layers[n][1])) for n in sizes]
+figure, ax = plt.subplots(figsize=(6, 3.2))
+ax.plot(sizes, measured, "o-", color=PALETTE[0], label="measured")
+ax.plot(sizes, [64 * n * n / rate * 1e6 for n in sizes], "--", color=COLORS["random"], label="arithmetic")
+ax.set(xscale="log", yscale="log", xlabel="inputs and outputs of the layer", ylabel="µs, batch 64")
+ax.set_xticks(sizes, [str(n) for n in sizes])
+ax.minorticks_off()
 ax.legend()
 plt.show()
-print("units  this book  Stable-B.3  times as long (quartiles)  bound  multiplications")
-for width, each in speed["widths"].items():
-    ours, theirs = (each["works"][name]["ms"][0] for name in ("rlbook", "stable-baselines3"))
-    ratio, low, high = times_as_long(each, "stable-baselines3", "rlbook")
-    bound = times_as_long(each, "stable-baselines3", "matrix products")[0]
-    more = each["multiplications"]["stable-baselines3"] / each["multiplications"]["rlbook"]
-    words = f"{ratio:.2f} ({low:.2f} to {high:.2f})"
-    print(f"{width:>5}{ours:8.2f} ms{theirs:9.2f} ms{words:>27}{bound:7.2f}{more:11.2f} times")
-twice = [width for width, each in speed["widths"].items() if verdict(each) == "yes"]
-print("at least twice at", ", ".join(twice) or "none", "units; below it at",
-      ", ".join(width for width in speed["widths"] if width not in twice) or "none")
+assert measured[3] < 16 * measured[0]  # 64 times the arithmetic
 
 # %% [markdown]
-# With narrow layers calls rule. Both libraries multiply for a fraction of a millisecond, and the
-# rest is the interpreter, autograd and the optimiser, which this book calls less often: the ratio
-# is large. With wide layers arithmetic rules. Twice the width is four times the products, the calls
-# stay as many, and both libraries multiply nearly the same matrices: no library can be twice as
-# fast on one core then, unless it multiplies less. Where the products of a processor are slow
-# relative to its interpreter this point comes at narrower layers; where it came on the processor
-# named at the top, the last line says. So ask for the width before you believe a ratio, this book's
-# included.
-#
-# *Nearly* the same: the last column counts how many pairs of numbers Stable-Baselines3 multiplies
-# for each pair of this book, about a fifth more from 128 units on. In the step of the policy
-# autograd also finds the slopes of the critics' weights, which nobody uses, and it takes all rows
-# of the batch back through both critics, although only the lower one has a slope. This book leaves
-# those weights out and, from 128 units on, takes each row back through its lower critic alone;
-# below that, one batched product for both critics is quicker than picking rows.
-#
-# ## Beside bare passes
-#
-# Nobody else's code fits the other four so well, so they are measured against themselves: the whole
-# update, with its sampling, target, loss and optimiser, against nothing but a forward and a
-# backward pass through the same networks, on a batch that lies ready. A bare pass goes the way of
-# the update: by hand through layers of ReLU, by autograd through the LSTM, without a gradient
-# through burn-in. For DrQ-v2 it is that of the convolutions alone, while the products are those of
-# all its networks, with one update of the actor in two. REDQ has ten critics here; what else
-# differs from the shipped settings stands below the figure.
-
-# %%
-bare = speed["bare"]
-figure, axes = plt.subplots(2, 2, figsize=(9, 4.8))
-for ax, (name, contest) in zip(axes.flat, bare.items(), strict=True):
-    draw_contest(ax, contest, name, "ms for an update")
-plt.show()
-for name, contest in bare.items():
-    passes = list(contest["works"])[1]
-    ratio, low, high = times_as_long(contest, "update", passes)
-    products = times_as_long(contest, "update", "matrix products")[0]
-    print(f"{name:6}{ratio:.2f} times its {passes} ({low:.2f} to {high:.2f}), "
-          f"{products:.2f} times its products")
-    print(f"{'':6}{contest['what']}")
-
-# %% [markdown]
-# What does an update do beyond its passes?
-#
-# - **DRQN** draws chunks and lays them out with time first, finds targets and the slope of the loss
-#   in small operations on all steps of all chunks, makes metrics, and lets Adam and the target
-#   network take their steps.
-# - **R2D2** does the same, and what priorities ask for: a draw that goes down a tree, weights of
-#   importance, a new priority for each chunk from its TD errors, and the way back up the tree.
-# - **REDQ** draws noise and squashes it into actions, picks two of the ten target critics, and
-#   finds the slope of the loss and the metrics for all ten critics. Then Adam and the moving
-#   average go through some 670,000 weights: no arithmetic to speak of, but a lot of memory to read
-#   and write.
-# - **DrQ-v2** has more networks than its convolutions. The trunks, the actor and the critics go
-#   there and back as well; the images of each batch are put together and shifted first; and Adam
-#   and the moving target follow. Its products take each patch of an image as a row that lies ready,
-#   so convolutions that have to collect their patches take longer than these.
-#
-# ## One change at a time
-#
-# Now the tricks, each alone: the same work before and after one change. A ratio of 2 says that the
-# old way takes twice as long. It says nothing of how long that was, so the table below the figure has
-# what each saves. Where two sizes are given, look at both: what pays at one of them may buy little at
-# the other.
-
-# %%
-changes = speed["changes"]
-gains = {}
-for what, contest in changes.items():
-    old, new = contest["works"]  # what stood there before, and what stands there now
-    gains[what] = (times_as_long(contest, old, new), f"{old} → {new}")
-order = sorted(gains, key=lambda what: gains[what][0][0])
-figure, ax = plt.subplots(figsize=(9, 0.42 * len(order) + 1))
-for y, what in enumerate(order):
-    (median, low, high), words = gains[what]
-    ax.barh(y, median, color=PALETTE[0] if median > 1 else PALETTE[3], height=0.65)
-    ax.errorbar(median, y, xerr=[[median - low], [high - median]], color="black", capsize=3)
-    ax.text(max(high, median), y, f"  {median:.2f}   {words}", va="center", fontsize=8)
-ax.axvline(1, color="black", linewidth=1)
-ax.set_yticks(range(len(order)), order)
-ax.set(xlabel="time of the old way, as a multiple of the new")
-ax.set(xlim=(0, 1.5 * max(gain[2] for gain, _ in gains.values())))
-ax.grid(False)
-plt.show()
-for what in reversed(order):
-    before, after = (works["ms"][0] for works in changes[what]["works"].values())
-    (_, low, high), _ = gains[what]
-    within = "   (within the spread)" if low < 1 < high else ""
-    print(f"{what:44}{1e3 * before:9,.1f} → {1e3 * after:9,.1f} µs{within}")
-
-# %% [markdown]
-# - **Vector environments**: one call of the network chooses for eight environments, and one call of
-#   `step` serves them all. Each environment itself still takes its step in Python, one after the
-#   other. (What the loop saves on top is not in this bar.)
-# - **Gather once** ([replay](replay.ipynb)): a transition is one row, so a batch is one `take` and
-#   not one for each field.
-# - **Fused Adam**: on a CPU PyTorch steps through Adam's formula operation by operation, tensor by
-#   tensor, unless it is told `fused=True`. **Weights in one tensor** ([DQN](dqn.ipynb)) leaves one
-#   tensor instead of six, and **Adam in one call** leaves out what PyTorch checks around it.
-# - **Gradient by hand** ([DQN](dqn.ipynb), [ensembles](ensemble.ipynb)): for linear layers and ReLU
-#   the backward pass is five lines, and autograd need not record anything.
-# - **Values of a stretch** ([DQN](dqn.ipynb)): the target network does not change between two
-#   copies, so the batches in between are valued in one pass. It buys next to nothing, and the shipped
-#   DQN, whose target moves at every update, does not use it; the RL Zoo's settings do.
-# - **Batches in place** ([replay](replay.ipynb)): the batches of all updates that are due are drawn
-#   in one gather, into memory whose tensors were made once.
-# - **One ensemble** ([ensembles](ensemble.ipynb)): the gradients of ten critics and a step of one
-#   Adam, first as ten ensembles of one critic, then as one of ten. With 32 units the calls are the
-#   cost, and a batched product makes one of ten. With 256 units the products are the cost, and they
-#   stay: what is left to save is little, some calls and the memory between the layers, which the
-#   critics of one ensemble share.
-# - **Critic by critic**: the same ensemble twice, its ten critics in batched products or one after
-#   the other, which the library does from 128 units on. A batched product writes what all ten
-#   critics put out before the next layer reads any of it: too much for the cache, probably.
+# So there are two ways to be faster. Large networks need faster arithmetic: more cores or a GPU. Small
+# networks need fewer operations.
 #
 # ## Compiling
 #
-# `torch.compile` writes a C++ program for a function of tensors. The first call pays for it, and
-# each later call may save a little: then compiling is earned back after
-#
-# $$\text{updates} = \frac{\text{seconds of the first call}}{\text{seconds before} - \text{seconds after}}$$
-#
-# By hand: 30 s to compile, 1.0 ms before and 0.6 ms after, is 75,000 updates.
+# `torch.compile` traces a function of tensors and writes a C++ program that does the same in fewer
+# operations. Every agent has the setting `compile`, off by default. It compiles the method that turns a
+# batch into gradients: forward passes, loss and backward pass. [The chapter on agents](agent.ipynb) has
+# the few lines that do it. Here are the operations that one update starts, and what it takes, with the
+# shipped sizes and an update of the actor each time:
 
 # %%
-assert round(30 / (1.0e-3 - 0.6e-3)) == 75_000
-
-# %% [markdown]
-# Every agent has the setting `compile`, off by default. It compiles the functions that the agent's
-# class lists in `compiled`, when they are first called, and nothing else:
-#
-# - DQN: the forward passes of both networks, also when it acts.
-# - DRQN and R2D2: the pass of the target network, without its burn-in.
-# - SAC and REDQ: the critics' forward pass in the step of the policy. Their own learning, which
-#   takes more time, is not compiled.
-# - DrQ-v2: the encoder, forward and backward.
-#
-# Does it pay? Updates are in time of the processor, compiling is in seconds by the clock on the
-# wall, and the compiler had been imported before.
-
-# %%
-def earned_back(found: dict[str, Any]) -> str:
-    """Say after how many updates compiling is earned back, if the spread allows to say it."""
-    ratio, low, high = times_as_long(found, "plain", "compiled")
-    if low > 1:
-        saved = found["works"]["plain"]["ms"][0] * (1 - 1 / ratio)
-        return f"{1e3 * found['compile_seconds'] / saved:,.0f} updates"
-    return "not at all: it is slower" if high < 1 else "cannot be told: within the spread"
-
-
-print(f"{'':6}{'plain':>9}{'compiled':>12}{'times as fast (quartiles)':>28}{'compiling':>11}")
+print(f"{'':6}{'operations':>16}{'eager':>11}{'compiled':>12}{'times as fast':>24}")
 for name, found in speed["compile"].items():
-    before, after = (found["works"][key]["ms"][0] for key in ("plain", "compiled"))
-    ratio, low, high = times_as_long(found, "plain", "compiled")
-    words = f"{ratio:.2f} ({low:.2f} to {high:.2f})"
-    took = f"{found['compile_seconds']:.0f} s"
-    print(f"{name:6}{before:6.2f} ms{after:9.2f} ms{words:>28}{took:>11}")
-    print(f"{'':9}{', '.join(found['functions'])}; earned back: {earned_back(found)}")
+    before, after = found["operations"]
+    slow, fast = (found["works"][kind] for kind in ("eager", "compiled"))
+    milliseconds = f"{slow['ms'][0]:8.2f} ms{fast['ms'][0]:9.2f} ms"
+    print(f"{name:6}{before:>8} → {after:>4} {milliseconds}{spread(fast['speedup']):>24}")
 
 # %% [markdown]
-# Where it pays is said by the lines above, and where no line names a number of updates, it pays
-# nowhere on this machine, which is why `compile` is off. The matrix products, the LSTM and the
-# convolutions are the same library calls either way. What compiling can save are the small operations
-# around them, and where an update gets slower, a compiled function probably costs more in checks at
-# each call than it saves: we did not measure the two apart. Try it again with your own networks, or on
-# a GPU.
+# What remains are the matrix products, which are calls of a library either way, and what stands around the
+# method: sampling, the optimiser, the target update.
 #
-# ## Threads
+# ### Where it does not pay
 #
-# A product can be shared between cores. What is gained must pay for the cores' meeting after each
-# operation, so small products may lose what large ones gain. Forward and backward passes of linear
-# layers on one thread and on two, by the clock on the wall; the first size is about that of the
-# shipped DQN, the last that of REDQ in its paper:
+# **In short runs.** The first update waits for the C++ compiler. Compiling is earned back after
+#
+# $$\text{updates} = \frac{\text{seconds of compiling}}{\text{seconds before} - \text{seconds after}}$$
+#
+# By hand: 10 s to compile, 1.0 ms before and 0.6 ms after, is 25,000 updates. PyTorch keeps its programs on
+# the disk, so another run with the same sizes waits less.
 
 # %%
-for name, contest in speed["threads"].items():
-    one, two = (contest["works"][key]["ms"][0] for key in ("1 thread", "2 threads"))
-    ratio, low, high = times_as_long(contest, "1 thread", "2 threads")
-    print(f"{name}:\n    {one:.2f} ms on one thread, {two:.2f} ms on two: "
-          f"{ratio:.2f} times as fast ({low:.2f} to {high:.2f})")
+def earned_back(compiling: float, before: float, after: float) -> float:
+    """Return the updates after which compiling has paid, from three times in seconds."""
+    return compiling / (before - after) if before > after else float("inf")
+
+
+assert round(earned_back(10, 1.0e-3, 0.6e-3)) == 25_000
+print(f"{'':6}{'the first time':>30}{'from the disk':>30}")
+for name, found in speed["compile"].items():
+    update = [found["works"][kind]["ms"][0] / 1e3 for kind in ("eager", "compiled")]
+    waits = found["first_seconds"], found["again_seconds"]
+    print(f"{name:6}" + "".join(f"{w:8.1f} s,{earned_back(w, *update):10,.0f} updates" for w in waits))
 
 # %% [markdown]
-# The book trains on one thread whatever these numbers are, so that a sweep can use the other core
-# for another seed: two runs on two cores gain up to a factor of two, and need not meet.
+# **With large networks.** The operations that compiling removes cost the same at any width, the products
+# that it leaves do not. Here are DQN and SAC with two layers of 16 to 1,024 units and a batch of 128:
+
+# %%
+figure, ax = plt.subplots(figsize=(6.5, 3.4))
+for name, found in speed["widths"].items():
+    units = [int(width) for width in found]
+    median, low, high = np.array([each["compiled"]["speedup"] for each in found.values()]).T
+    ax.errorbar(units, median, [median - low, high - median], marker="o", capsize=3, color=COLORS[name], label=name)
+ax.axhline(1, color="black", linewidth=1)
+ax.set(xscale="log", xlabel="units of each hidden layer", ylabel="compiled, times as fast as eager")
+ax.set_xticks(units, [str(width) for width in units])
+ax.minorticks_off()
+ax.legend()
+plt.show()
+
+# %% [markdown]
+# **With LSTMs.** PyTorch cannot compile a backward pass through an LSTM. So recurrent agents refuse:
+
+# %%
+try:
+    DRQN("CartPole-v1", compile=True)
+except ValueError as error:
+    print(error)
+
+# %% [markdown]
+# They refuse because of something worse than slowness. When PyTorch meets what it cannot compile, it cuts
+# the function there and compiles the pieces. If the cut is between a forward and a backward pass, **the
+# gradients can be lost without a message**: the weights stand still, and it is very fast. With
+# `fullgraph=True` there is one piece or an error. So the library never compiles without it, and a test
+# compares the weights of compiled and eager agents. Exercise 2 shows how little it takes.
+#
+# ## Beside Stable-Baselines3 and SBX
+#
+# Three libraries in one run, with the same networks, batches, updates per step, and one thread:
+#
+# - **dqn**: training on CartPole at the settings of the RL Zoo, environment and acting included.
+# - **sac**: one update with two layers of 256 units and a batch of 256, the defaults of Stable-Baselines3.
+# - **sac, as shipped**: one update with our shipped sizes, and then training on Pendulum with them.
+#
+# *Aim* is what we ask of plain code: in eager mode a little faster than Stable-Baselines3, compiled
+# clearly faster where networks are small.
+
+# %%
+AIMS = {
+    "dqn": {"eager": 1.15, "compiled": 1.5},
+    "sac": {"eager": 1.15, "compiled": 1.2},
+    "sac, as shipped": {"eager": 1.5, "compiled": 2.8},
+}
+for name, contest in speed["peers"].items():
+    print(f"{name}: {contest['what']}\n{'':32}ms {contest['unit']:12}times as fast (quartiles)   aim")
+    for work, found in contest["works"].items():
+        aim = AIMS.get(name, {}).get(work)
+        verdict = "" if aim is None else f"{aim:7.2f} {'reached' if found['speedup'][0] >= aim else 'missed'}"
+        print(f"    {LABELS[work][0]:24}{found['ms'][0]:6.3g}{'':15}{spread(found['speedup']):>20}{verdict}")
+
+# %% [markdown]
+# What our eager code does differently is no trick: a fused Adam, two critics in one batched product, no
+# gradients for the critics when the actor learns, one gather to sample a batch, and metrics that stay
+# tensors until a line is written.
+#
+# SBX has the same algorithms in JAX. There the whole update, optimiser included, is one compiled program,
+# and so are twenty updates if they are asked for at once. Our switch leaves sampling, optimiser and target
+# update outside, where you can read and change them. That is its price: where networks are small and
+# updates are many, JAX is the faster choice.
+#
+# Neither library has the other four algorithms in the same form. So compare their updates with the bare
+# forward and backward passes of their networks, on a batch that is ready:
+
+# %%
+for name, found in speed["bare"].items():
+    update, bare = (found["works"][kind] for kind in ("update", "bare passes"))
+    print(f"{name:6}{update['ms'][0]:7.2f} ms, bare passes {bare['ms'][0]:6.2f} ms: "
+          f"{spread(bare['speedup'])} times as long\n{'':6}{found['what']}")
+
+# %% [markdown]
+# ## Few large operations
+#
+# REDQ has ten critics. As ten networks in a loop they start ten times as many operations as one. As one
+# stack of weights they are one batched product per layer, `torch.baddbmm`, which is how
+# [SAC](sac.ipynb) writes its critics. Forward and backward pass of ten critics, batch 256:
+
+# %%
+print("units     in a loop      batched   times as fast")
+for width, found in speed["batching"]["critics"].items():
+    loop, batched = found["loop"], found["batched"]
+    print(f"{width:>5}{loop['ms'][0]:11.2f} ms{batched['ms'][0]:10.2f} ms   {spread(batched['speedup'])}")
+print("\na step of Adam for two layers of 64 units:")
+for name, found in speed["batching"]["adam"].items():
+    print(f"    {name:22}{1e3 * found['ms'][0]:6.0f} µs")
+
+# %% [markdown]
+# Narrow critics gain a lot, wide ones nothing or less than nothing. Why? Ten critics of 512 units and a batch
+# of 256 have activations of $10 \cdot 256 \cdot 512$ numbers, 5 MB a layer. A loop finishes one critic while
+# its half megabyte is in the cache. The batched product writes all 5 MB before the next layer reads any of
+# it, probably from main memory. You could write the passes by hand, into buffers that are kept from update to
+# update. An earlier version of this book did: faster with wide critics, and longer than the algorithm itself.
+#
+# Adam is the same story: an operation for each step of its formula and each tensor, or one call for all
+# (`fused=True`, which is what every agent here uses).
 #
 # ## How cost grows
 #
-# Ten times as many transitions, or critics, or pixels: what does a draw from the buffer, or an
-# update, cost then? Both axes are logarithmic. Along the dashed line twice as much costs twice as
-# much.
+# Ten times as many transitions, critics or pixels: what does a sample or an update cost then? Both axes are
+# logarithmic. Along the dashed line, twice as much costs twice as much.
 
-# %%
+# %% tags=["hide-input"]
 growth = speed["growth"]
 figure, axes = plt.subplots(2, 3, figsize=(9, 5.6))
-for ax, found in zip(axes.flat, growth.values(), strict=False):
+for ax, found in zip(axes.flat, growth.values(), strict=True):
     sizes = np.array([int(size) for size in found["ms"]])
     median, low, high = np.array(list(found["ms"].values())).T
     ax.plot(sizes, median[0] * sizes / sizes[0], "--", color=COLORS["random"], linewidth=1)
-    ax.errorbar(
-        sizes, median, yerr=[median - low, high - median], marker="o", capsize=3, color=PALETTE[0]
-    )
+    ax.errorbar(sizes, median, yerr=[median - low, high - median], marker="o", capsize=3)
     ax.set(xscale="log", yscale="log", ylabel="ms", xlabel=found["unit"])
-    ax.set_title(found["what"].replace("units, ", "units,\n"), fontsize=9)
+    ax.set_title(found["what"].replace(", ", ",\n", 1), fontsize=9)
     ax.set_ylim(0.6 * low.min(), max(1.5 * high.max(), 5 * low.min()))
-    large = sizes[0] >= 10_000
-    ax.set_xticks(sizes, [f"$10^{len(str(n)) - 1}$" if large else f"{n:,}" for n in sizes])
-    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    ax.yaxis.set_major_formatter(FormatStrFormatter("%g"))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_minor_locator(NullLocator())
-for ax in axes.flat[len(growth) :]:
-    ax.set_visible(False)
+    ax.set_xticks(sizes, [f"$10^{len(str(n)) - 1}$" if sizes[0] >= 10_000 else f"{n:,}" for n in sizes])
+    ax.yaxis.set(major_locator=LogLocator(subs=(1, 2, 5)), major_formatter=FormatStrFormatter("%g"))
+    ax.minorticks_off()
 plt.show()
-for family, found in growth.items():
-    (first, a), *_, (last, b) = ((int(size), ms[0]) for size, ms in found["ms"].items())
-    more = f"{1e3 * (b - a):.1f} µs" if b < 1 else f"{b - a:.1f} ms"
-    print(f"{family:11}{last / first:6.1f} times as many {found['unit']:18} "
-          f"{b / a:5.2f} times the time, {more} more")
 
 # %% [markdown]
-# - **Replay**: a uniform draw hardly cares how large the buffer is. What a buffer that outgrows the
-#   cache adds to a draw of 64 rows stands in the first line: about a microsecond for all of them,
-#   less than 64 walks to memory one after the other, since the processor fetches many rows at once.
-# - **Priorities**: the cost is the number of levels of the sum tree times the width of a node, since a
-#   draw looks at whole nodes. From $10^4$ to $10^5$ a third level is added; from $10^5$ to $10^6$ its
-#   nodes widen from 47 children to 100. Over many powers of ten that is a logarithm; between two levels
-#   it is steeper.
-# - **Critics**: with 64 units and a batch of 128, two critics cost mostly calls, and a batched product
-#   makes no more of them for twenty; of twenty, most of the time is the critics' own. Wide critics
-#   would lie closer to the dashed line from the start.
-# - **Chunks**: an LSTM takes its steps one after the other, so the way through it grows with the
-#   length. What does not grow are the calls outside it, which a short chunk pays, too.
-# - **Pixels**: the convolutions, the shifts and the first layers behind the convolutions grow with the
-#   image; the rest of actor and critics and the calls do not.
+# - **Buffer**: a uniform sample hardly depends on how much is stored. It slows down a little when the
+#   buffer no longer fits into the cache.
+# - **Priorities**: a sample goes down a binary tree, one level more for each doubling. That is a logarithm.
+# - **Environments**: one call of the network acts in all of them, so eight environments need an eighth of
+#   the calls for the same steps.
+# - **Critics**: two narrow critics are overhead, twenty are arithmetic.
+# - **Chunks**: an LSTM goes through its steps one after another, so the cost approaches the dashed line.
+# - **Images**: convolutions and shifts grow with the pixels; the layers behind them and the overhead do not.
 #
 # ## Honest edges
 #
-# - **The bar of 10 % counts the loss with the networks**, and so the priorities of R2D2 that are made
-#   of its errors, and the value in SAC's report on its policy, which cannot be told from the loss. With
-#   the loss as overhead every algorithm of this book misses the bar.
-# - **Time of the processor leaves out waiting** for a disk, but not for memory that another program
-#   has pushed out of the cache. Evaluations and checkpoints are not in these numbers.
-# - **A shared machine.** Each contestant has the number of turns that the first line names, in
-#   training a third of it, and where the time goes is seen in a quarter as many runs. A virtual
-#   machine has neighbours, who are not counted and yet share the caches and the units that
-#   multiply. Quartiles within a part are narrow, but parts differ: the contest *sac* is measured twice,
-#   the second time as the 256 units of the table of widths, and DrQ-v2's update three times, beside
-#   its bare passes, before compiling and at 24 pixels. Compare their milliseconds before you believe a
-#   ratio of 1.1.
-# - **One machine.** Ratios travel better than milliseconds, and neither travels to a GPU. A ratio
-#   to Stable-Baselines3 does not even travel to another width.
-# - **Matrix products are a bound, not a goal**: an update also has to draw, to compare and to move
-#   its weights. And they bound who multiplies these matrices, not who finds a way to multiply
-#   fewer.
-# - **Set-up is inside the stopwatch**: a call of `learn` makes its environments first, in this
-#   book, and its callbacks, in Stable-Baselines3. A millisecond or so, and stretches of training
-#   are long enough for that to be less than one per cent.
-# - **The stopwatches themselves take time.** What a look costs is taken off as it is in an idle
-#   loop; amid the networks, which empty the cache, it costs more.
-# - **Two threads, compiling, and where the time goes are measured by the clock on the wall**, which
-#   wants a machine with nothing else to do; everything else is time of the processor.
-# - **A library does more than its update**: Stable-Baselines3 offers callbacks, loggers and
-#   normalisation, which cost a little when they are not used.
+# - **One machine.** Ratios travel better than milliseconds, and neither travels to a GPU. Do not trust a
+#   difference of five per cent.
+# - **The contests are not quite equal.** SBX does not clip DQN's gradient. Stable-Baselines3 and SBX wrap
+#   their environments in a monitor; ours are vector environments, and each number is checked. The stopwatch
+#   takes about a microsecond at each switch, which makes the parts of small updates look larger.
+# - **Not measured**: evaluations, checkpoints, more threads, several seeds at once. For networks of this size
+#   one run per core is the best use of several cores, and [sweeps](sweep.ipynb) do that.
 #
 # ## Exercises
 #
-# **Exercise 1.** If you made DQN's update infinitely fast, how much faster would training be? Use
-# the shares in the first figure.
-
-# %% [markdown]
+# **Exercise 1.** If you made DQN's update infinitely fast, how much faster would training get?
+#
 # <details>
 # <summary>Solution</summary>
 #
-# What is left is all that does not belong to updates (Amdahl's law): acting, environment and loop,
-# and that part of the buffer which stores. One over their share is the most that a faster update
-# can bring.
+# What is left is all that does not belong to the update (Amdahl's law).
 #
 # ```python
-# part = shares("dqn")
-# most = 1 / (part["acting"] + part["environment"] + part["loop"])
+# found = microseconds("dqn")
+# most = sum(found.values()) / sum(found[kind] for kind in OUTSIDE)
 # print(f"at most {most:.1f} times as fast")
-# assert most > 2
+# assert most > 1
 # ```
 #
 # </details>
-
-# %% [markdown]
-# **Exercise 2: find the bug.** A colleague wants the share of several kinds of work together, and
-# copies `shares` from memory. All results look like shares, and all are wrong. What must all kinds
-# together be?
+#
+# **Exercise 2: find the bug.** A colleague compiles the gradients of a small regression and adds a line
+# that tells her how it goes. The loss is right and it runs fast. But the network does not learn. Why, and
+# what would have told her?
 
 # %%
-def share_of(name: str, kinds: list[str]) -> float:
-    """Return the part of an algorithm's time that some kinds of work take together."""
-    spent = speed["steps"][name]["microseconds"]
-    return sum(spent[kind][0] for kind in kinds) / sum(values[-1] for values in spent.values())
+torch._dynamo.config.trace_autograd_ops = True  # as `compile: true` does
 
 
-print(f"forward and backward: {share_of('sac', ['forward', 'backward']):.1%} of SAC's time")
+def squared_error_gradients(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """Backpropagate the squared error, and return it."""
+    loss = (network(x).squeeze(1) - y).square().mean()
+    print(f"a batch of {len(x)}")
+    loss.backward()
+    return loss.detach()
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compile a function; this backend needs no C++ compiler."""
+    return torch.compile(function, backend="aot_eager")
+
+
+x, y, network = torch.rand(32, 4), torch.rand(32), nn.Linear(4, 1)
+optimizer, gradients, losses = torch.optim.SGD(network.parameters(), lr=0.5), compiled(squared_error_gradients), []
+for _ in range(5):
+    optimizer.zero_grad()
+    losses.append(float(gradients(network, x, y)))
+    optimizer.step()
+print(f"loss of the first step {losses[0]:.3f}, of the last {losses[-1]:.3f}")
 
 # %% [markdown]
 # <details>
 # <summary>Solution</summary>
 #
-# Medians above, upper quartiles below: `values[-1]` is the last of median, lower and upper
-# quartile. Together all kinds must be 1, and they were less.
+# `print` cannot be compiled, so PyTorch cuts the function there, and the gradients of the forward pass before
+# the cut are lost. `fullgraph=True` raises an error instead. What does not belong to the computation goes
+# outside.
 #
 # ```python
-# def share_of(name: str, kinds: list[str]) -> float:
-#     """Return the part of an algorithm's time that some kinds of work take together."""
-#     spent = speed["steps"][name]["microseconds"]
-#     return sum(spent[kind][0] for kind in kinds) / sum(values[0] for values in spent.values())
+# def squared_error_gradients(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+#     """Backpropagate the squared error, and return it."""
+#     loss = (network(x).squeeze(1) - y).square().mean()
+#     loss.backward()
+#     return loss.detach()
 #
-# for name in speed["steps"]:
-#     assert abs(share_of(name, list(speed["steps"][name]["microseconds"])) - 1) < 1e-9
+# def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+#     """Compile a function as a whole; this backend needs no C++ compiler."""
+#     return torch.compile(function, backend="aot_eager", fullgraph=True)
+#
+# networks = [nn.Linear(4, 1), nn.Linear(4, 1)]
+# networks[1].load_state_dict(networks[0].state_dict())
+# squared_error_gradients(networks[0], x, y)
+# compiled(squared_error_gradients)(networks[1], x, y)
+# eager, fast = (network.weight.grad for network in networks)
+# assert eager is not None and fast is not None and torch.allclose(eager, fast)
 # ```
 #
 # </details>
-
-# %% [markdown]
-# **Exercise 3.** A benchmark of two ways to sum. Its author concludes that the second is faster.
-# Swap the two, and the conclusion swaps as well. What is measured here?
-
-# %%
-import time
-
-import torch
-
-x = torch.rand(64, 64)
-
-
-def sum_a(x: torch.Tensor) -> torch.Tensor:
-    """Sum rows, then columns."""
-    return x.sum(dim=1).sum()
-
-
-def sum_b(x: torch.Tensor) -> torch.Tensor:
-    """Sum rows, then columns, in other words."""
-    return torch.sum(torch.sum(x, 1))
-
-
-pages = np.zeros(4_000_000)  # memory that is not there until it is touched
-measured = {}
-for work in (sum_a, sum_b):
-    began = time.process_time()
-    pages += 1  # "some work around it"
-    work(x)
-    measured[work.__name__] = time.process_time() - began
-first, second = measured.values()
-print("the second takes less time:", second < first)
-
-# %% [markdown]
+#
+# **Exercise 3.** The shipped SAC trains for 10,000 steps and makes an update after each of the last 9,750.
+# Does compiling pay, the first time and from the disk?
+#
 # <details>
 # <summary>Solution</summary>
 #
-# Whoever comes first pays for what is done once: pages of memory that the system hands out at their
-# first touch, caches, threads, imports, lazily loaded kernels. Warm up both, repeat, take turns,
-# and keep out of the stopwatch what does not belong to the question.
+# Compare what all updates save with what compiling takes.
 #
 # ```python
-# turns = {"sum_a": [], "sum_b": []}
-# for turn in range(21):
-#     for work in (sum_a, sum_b):
-#         began = time.perf_counter()
-#         for _ in range(100):
-#             work(x)
-#         turns[work.__name__] += [time.perf_counter() - began] * (turn > 0)  # the first warms up
-# ratio = np.median(np.array(turns["sum_b"]) / np.array(turns["sum_a"]))
-# print(f"the second takes {ratio:.2f} times as long as the first")
+# found = speed["compile"]["sac"]
+# before, after = (found["works"][kind]["ms"][0] / 1e3 for kind in ("eager", "compiled"))
+# saved = 9_750 * (before - after)
+# for when in ("first_seconds", "again_seconds"):
+#     print(f"{when}: {found[when]:.1f} s of compiling, {saved:.1f} s saved, pays: {saved > found[when]}")
 # ```
 #
 # </details>
-
-# %% [markdown]
-# **Exercise 4.** Fusing Adam and laying six tensors side by side both save calls. Once Adam is
-# fused, why does the second save so much less than the first?
-
-# %% [markdown]
+#
+# **Exercise 4.** `seconds` calls its work once before it starts the stopwatch. Take a function that was just
+# compiled: how much longer does its first call take than a later one?
+#
 # <details>
 # <summary>Solution</summary>
 #
-# Plain Adam makes about ten operations for each tensor, sixty calls for six. The fused version is
-# one call, with a small price for each tensor in it: that price is all that is left to gain from
-# putting the weights into one.
+# Whoever is called first pays for what is done once: compiling, imports, memory that the system hands out at
+# its first touch. A benchmark that times A once and then B once measures that.
 #
 # ```python
-# adam, joined = (changes[what]["works"] for what in ("fused Adam", "weights in one tensor"))
-# plain, fused = (adam[kind]["ms"][0] for kind in ("plain", "fused"))
-# six, one = (joined[kind]["ms"][0] for kind in ("six tensors", "one"))
-# print(f"six tensors: fusing saves {plain - fused:.2f} ms; then joining them {six - one:.2f} ms")
-# assert plain - fused > six - one
+# work = torch.compile(lambda: a.sin().sum(), backend="aot_eager")
+# began = time.perf_counter()
+# work()
+# first, later = time.perf_counter() - began, seconds(work)
+# print(f"first call {1e3 * first:.0f} ms, later {1e3 * later:.2f} ms")
+# assert first > later
 # ```
 #
 # </details>
@@ -696,13 +488,14 @@ print("the second takes less time:", second < first)
 # ## Use it
 #
 # ```
-# make bench                                        # all parts, and the older tables on the screen
-# python bench/speed.py --only peers --rounds 21    # one part, the others stay as they are
+# rlbook train sac --config pendulum --compile      # the switch
+# make bench                                        # all numbers of this chapter, ten minutes
+# python bench/speed.py --only peers --rounds 9     # one part, the others stay as they are
 # ```
 #
 # ## References
 #
 # - A. Raffin et al. (2021). Stable-Baselines3: reliable reinforcement learning implementations.
-#   *JMLR* 22.
+#   *JMLR* 22. SBX is its sister in JAX, by the same authors.
 # - J. Ansel et al. (2024). PyTorch 2: faster machine learning through dynamic Python bytecode
 #   transformation and graph compilation. *ASPLOS*.

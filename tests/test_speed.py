@@ -1,0 +1,51 @@
+"""The benchmarks run with today's code, and the stored numbers are those of today's script."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from test_results import ROOT
+
+from rlbook.dqn import DQN
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The script, imported; what it sets in the environment for itself is undone."""
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "XLA_FLAGS", "JAX_PLATFORMS"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    monkeypatch.delitem(sys.modules, "speed", raising=False)
+    return importlib.import_module("speed")
+
+
+def test_stored_numbers_have_the_parts_of_the_script(bench: ModuleType) -> None:
+    stored = json.loads(Path(ROOT / "book" / "results" / "speed.json").read_text())
+    assert set(bench.PARTS) <= set(stored)
+    assert {"command", "versions", "machine", "created"} <= set(stored)
+    assert "stable-baselines3" in stored["versions"] and "sbx-rl" in stored["versions"]
+
+
+def test_bare_passes_are_those_of_todays_networks(bench: ModuleType) -> None:
+    found = bench.measure_bare(rounds=1)
+    assert set(found) == {"drqn", "r2d2", "redq", "drqv2"}
+    assert all(part["works"]["bare passes"]["ms"][0] > 0 for part in found.values())
+
+
+def test_the_stopwatch_sees_every_part_of_training_and_leaves_nothing_behind(
+    bench: ModuleType,
+) -> None:
+    timing = importlib.import_module("timing")
+    agent = DQN("CartPole-v1", learning_starts=64, eval_every=0, target_update_interval=1)
+    methods = set(vars(agent))
+    with timing.on_the_stopwatch(agent) as watch:
+        agent.learn(200, progress=False)
+    inside = {"forward", "loss", "backward", "optimiser", "target update", "sampling"}
+    assert set(watch.spent) == inside | {"acting", "environment", "storing", "loop"}
+    spent = dict(watch.spent)
+    agent.learn(50, progress=False)
+    assert dict(watch.spent) == spent and set(vars(agent)) - methods <= {"directory"}
