@@ -1235,8 +1235,9 @@ assert with_shifts > without_shifts + 200 and with_shifts > -250
 
 # %% [markdown]
 # **Exercise 6, a planted bug.** This function shifts images at random, each by its own amount, and its
-# shapes are right. On PointReach an agent with it learns exactly as before, to the last bit. On Pendulum it
-# cannot do as well. Why? The cell applies it to stacks of three equal frames, as of a pendulum that hangs still.
+# shapes are right. On PointReach an agent with it learns exactly as before, to the last bit. On Pendulum the
+# agent loses something. What? The cell applies it to stacks of three equal frames, as of a pendulum that
+# hangs still.
 
 
 # %%
@@ -1264,9 +1265,9 @@ for function in (random_shift_with_a_bug, random_shift):
 # <summary>Solution</summary>
 #
 # It shifts each frame of a stack by its own amount. A frame stack is there to show motion, and now what
-# seems to move between two frames is mostly the shift: the speed of the pendulum is lost. PointReach has
-# one frame per observation, so nothing changes there. `random_shift` moves all channels of an observation
-# together.
+# seems to move between two frames is mostly the shift, so the speed of the pendulum can hardly be read.
+# PointReach has one frame per observation, so nothing changes there. `random_shift` moves all channels of
+# an observation together.
 #
 # ```python
 # def random_shift_with_a_bug(images, pad, generator):
