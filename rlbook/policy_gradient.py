@@ -100,7 +100,7 @@ def sample_action(distribution: Distribution, generator: np.random.Generator) ->
     return parameter + distribution.stddev * torch.from_numpy(noise).to(parameter.device)
 
 
-# %% book/policy_gradient.py · The value network
+# %% book/policy_gradient.py · How noisy is it?
 class ValueNetwork(nn.Module):
     """From observations to the value of the state."""
 
@@ -113,7 +113,7 @@ class ValueNetwork(nn.Module):
         return self.mlp(obs.float()).squeeze(-1)
 
 
-# %% book/policy_gradient.py · GAE
+# %% book/policy_gradient.py · Generalised advantage estimation
 def gae(
     reward: Tensor,  # (time, envs), and so are all others
     value: Tensor,  # of the observation
