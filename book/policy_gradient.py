@@ -1065,7 +1065,7 @@ assert falls_left < 0.5 < falls_right  # it pushes the cart under the pole
 # %% [markdown]
 # ## What each part buys
 #
-# One run says little, so here are five seeds each on CartPole, 50,000 steps, with one part changed at a time.
+# One run says little, so here are five seeds each on CartPole, 30,000 steps, with one part changed at a time.
 # Brown is the whole algorithm, black the variant: the line is the mean, the band its 95 % interval. Below, each dot
 # is the last evaluation of a seed, the diamond their interquartile mean (IQM), and the bar its 95 % interval, as
 # [Sweeps](sweep.ipynb) explains them.
