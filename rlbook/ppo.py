@@ -2,7 +2,7 @@
 
 __all__ = ["PPO", "PPOConfig", "clipped_objective", "ppo_loss", "train_ppo"]
 
-# %% book/ppo.py · PPO
+# %% book/ppo.py · PPO: more from each rollout
 from collections.abc import Iterator
 from typing import ClassVar, Self
 
@@ -17,7 +17,7 @@ from rlbook.run import RunResult, train
 from rlbook.settings import Config
 
 
-# %% book/ppo.py · The objective
+# %% book/ppo.py · The clipped objective
 def clipped_objective(ratio: Tensor, advantage: Tensor, clip_range: Tensor | float) -> Tensor:
     """Return what PPO maximises, for each step: no gain from a ratio beyond the clip range."""
     clipped = ratio.clamp(1 - clip_range, 1 + clip_range)
