@@ -1077,7 +1077,14 @@ plt.show()
 print(made_by(parts))
 
 # %% [markdown]
-# @ABLATION@
+# **λ** decides here. With $\lambda = 0$ every seed ends at 9.5 or so, a policy that always pushes to the same
+# side. An untrained value network gives TD errors that say little, normalising makes them as large as good
+# ones, and the policy becomes certain before the values are right. With $\lambda = 1$ all seeds learn, and none
+# ends above 250. Between the two the whole algorithm ends at 398 (IQM), with one seed at 60.
+# **Several environments** bought nothing that five seeds could show: one environment with rollouts
+# of the same 512 steps is as good, at many times the computing time per step, since each step is then a
+# forward pass of its own. At 30,000 steps A2C is not done: the seeds differ widely, and the first figure shows
+# what 100,000 bring.
 #
 # ## Honest edges
 #
