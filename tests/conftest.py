@@ -19,13 +19,8 @@ for library in ("OMP", "OPENBLAS", "MKL"):
     os.environ[f"{library}_NUM_THREADS"] = "1"
 # The files that take longest, which begin first: else one process ends long after the other.
 LONGEST = (
-<<<<<<< HEAD
     *("browser", "sweep", "sweep_ray", "law", "drqv2", "wheel", "run", "cli", "drqn", "progress"),
-    *("dqn", "exercises", "sac", "pixels", "checkpoint", "book"),
-=======
-    *("browser", "sweep", "sweep_ray", "drqv2", "wheel", "run", "cli", "drqn", "progress", "dqn"),
-    *("exercises", "policy_gradient", "ppo", "sac", "pixels", "checkpoint", "book"),
->>>>>>> ff7542d (PPO: the clipped loss, epochs of minibatches; both chapters on the map, the timeline and the pages at a glance)
+    *("dqn", "exercises", "policy_gradient", "ppo", "sac", "pixels", "checkpoint", "book"),
 )
 
 
