@@ -231,6 +231,26 @@
 # A number that is subtracted from the reward or return in a policy gradient: it leaves the mean as it
 # is and takes away noise. See [Basics](basics.ipynb#the-policy-gradient).
 #
+# ### Advantage
+#
+# How much better an action is than what the policy does on average in that state: its Q-value minus the
+# value of the state. See [Policy gradient](policy_gradient.ipynb).
+#
+# ### Generalised advantage estimation
+#
+# An estimate of the advantage: the TD errors from a step on, with weights that fall by $\gamma\lambda$ a
+# step. See [Policy gradient](policy_gradient.ipynb).
+#
+# ### Rollout
+#
+# The last steps of all environments, in order, from which an on-policy agent learns before it throws them
+# away. See [Policy gradient](policy_gradient.ipynb).
+#
+# ### Explained variance
+#
+# How much of the returns the values predict: 1 for all, 0 for no more than a constant. See
+# [Policy gradient](policy_gradient.ipynb).
+#
 # ### Actor
 #
 # The network that chooses a continuous action.

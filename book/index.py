@@ -116,6 +116,7 @@ before = {  # chapter: what one should have read
     "dqn": ("replay",),
     "drqn": ("dqn",),
     "r2d2": ("drqn",),
+    "policy_gradient": ("dqn",),
     "sac": ("dqn",),
     "redq": ("sac",),
     "pixels": ("replay",),
@@ -129,19 +130,19 @@ def depth(chapter: str) -> int:
 
 
 rows = {"basics": 1, "envs": 1, "replay": 1, "dqn": 1, "drqn": 0, "r2d2": 0, "sac": 1, "redq": 1,
-        "pixels": 2, "drqv2": 2}
+        "pixels": 2, "drqv2": 2, "policy_gradient": 3}
 place = {chapter: (depth(chapter), rows[chapter]) for chapter in before}
-figure, ax = plt.subplots(figsize=(8, 2.4))
-ax.set(xlim=(-0.5, max(x for x, _ in place.values()) + 0.5), ylim=(2.6, -0.6))
+figure, ax = plt.subplots(figsize=(8, 3.0))
+ax.set(xlim=(-0.5, max(x for x, _ in place.values()) + 0.5), ylim=(3.6, -0.6))
 ax.axis("off")
 for chapter, names in before.items():
     for name in names:
         ax.annotate("", place[chapter], place[name], zorder=1, arrowprops={
             "arrowstyle": "-|>", "color": "#999999", "lw": 0.9, "shrinkA": 16, "shrinkB": 20})
 for chapter, (x, y) in place.items():
-    color = COLORS.get(chapter, "#666666")
+    color = COLORS.get("a2c" if chapter == "policy_gradient" else chapter, "#666666")
     ax.text(x, y, chapter, ha="center", va="center", fontsize=9, zorder=2,
-            weight="bold" if chapter in COLORS else "normal",
+            weight="bold" if color != "#666666" else "normal",
             bbox={"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": color, "lw": 1.4})
 plt.show()
 

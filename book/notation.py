@@ -54,6 +54,9 @@
 # | $\mu$, $\sigma$ | `mean`, `std` | the mean and the spread of a Gaussian policy before it is squashed, or of noise |
 # | $\epsilon$ | `noise` | a sample of Gaussian noise (SAC) |
 # | $J(\theta)$ | `mean_reward` | what a policy gets on average, which a policy gradient makes larger |
+# | $z_a$ | `logits` | what a network outputs for an action, before it becomes a probability |
+# | $H$ | `entropy` | the entropy of a policy |
+# | $\hat A_t$, $\lambda$ | `advantage`, `gae_lambda` | an estimate of the advantage, and the weight of later TD errors in it |
 # | $u$ | `u`, `unbounded` | the action before it is squashed: $a = \tanh u$ |
 # | $\alpha$ | `alpha` | the entropy coefficient (temperature) |
 # | $\bar{\mathcal H}$ | `target_entropy` | the entropy that the temperature aims at |
@@ -66,6 +69,7 @@
 # | $y$, $y_t$ | `y`, `target` | what a value is trained towards |
 # | $\delta$ | `td_error` | the TD error, $y - Q(s, a)$; where only its size matters, also $Q(s, a) - y$ |
 # | $L$ | `loss` | a loss; $L_\pi$ is that of an actor, $L_\alpha$ that of the temperature |
+# | $c_V$, $c_H$ | `value_coefficient`, `entropy_coefficient` | the weights of the value loss and of the entropy in a loss |
 # | $B$ | `batch_size` | the size of a batch |
 # | $m_{t,b}$ | `mask` | 1 for a step that counts, 0 for padding; $b$ is the index in the batch |
 # | $\varepsilon$, $T_\varepsilon$ | `epsilon`, `epsilon_decay_steps` | the probability of a random action, and the steps in which it falls |
@@ -95,6 +99,9 @@
 # |---|---|---|
 # | $\alpha$ | the temperature (SAC, REDQ) | the learning rate of a table (Basics, Environments, DQN); the power of a priority (R2D2) |
 # | $f$ | the encoder of images (DrQ-v2) | R2D2's value rescaling, $f(x)$ and $f^{-1}(y)$; the forget gate of an LSTM, $z^f$ |
+# | $\lambda$ | the weight of later TD errors (GAE) | what a large action costs (DrQ-v2) |
+# | $z$ | a logit | the gates of an LSTM (DRQN) |
+# | $c$ | the cell of an LSTM (DRQN) | a weight in a loss |
 # | $\sigma$ | a spread | the logistic function inside an LSTM (DRQN) |
 # | $\pi$ | a policy | the number 3.14… in a Gaussian density |
 # | $N$ | the critics of an ensemble (REDQ) | the chunks in a buffer (R2D2) |

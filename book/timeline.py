@@ -32,6 +32,7 @@ from matplotlib import pyplot as plt
 from rlbook.figures import COLORS, use_style
 
 use_style()
+colors = COLORS | {"policy_gradient": COLORS["a2c"]}  # the chapter whose algorithm is A2C
 entries = yaml.safe_load(Path("timeline.yml").read_text(encoding="utf-8"))["entries"]
 by_name = {entry["name"]: entry for entry in entries}
 print(len(entries), "entries,", sum("chapter" in entry for entry in entries), "with a chapter")
@@ -83,7 +84,7 @@ for entry in entries:
             "", (x1, y1), (x0, y0), zorder=1,
             arrowprops={
                 "arrowstyle": "-",
-                "color": COLORS.get(entry.get("chapter"), "#333333") if ours else "#c4c4c4",
+                "color": colors.get(entry.get("chapter"), "#333333") if ours else "#c4c4c4",
                 "lw": 1.8 if ours else 0.7,
                 "connectionstyle": f"arc3,rad={0.35 if x0 == x1 else 0}",
             },
@@ -91,11 +92,11 @@ for entry in entries:
 for entry in entries:
     x, y = place[entry["name"]]
     chapter = entry.get("chapter")
-    part = COLORS.get(entry.get("within"), "#333333") if "within" in entry else "#bbbbbb"
+    part = colors.get(entry.get("within"), "#333333") if "within" in entry else "#bbbbbb"
     box = {
         "boxstyle": "round,pad=0.25",
-        "facecolor": COLORS.get(chapter, "#333333") if chapter else "white",
-        "edgecolor": COLORS.get(chapter, "#333333") if chapter else part,
+        "facecolor": colors.get(chapter, "#333333") if chapter else "white",
+        "edgecolor": colors.get(chapter, "#333333") if chapter else part,
         "linewidth": 1.6 if chapter or "within" in entry else 0.7,
     }
     dark = chapter and chapter not in ("drqv2", "drqn", "redq")

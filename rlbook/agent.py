@@ -16,6 +16,7 @@ __all__ = [
     "find_algorithm",
     "find_device",
     "find_spaces",
+    "fits",
     "load",
     "not_finite",
     "observation_kind",
@@ -132,12 +133,18 @@ def action_kind(space: gym.Space) -> str:
     return "continuous" if isinstance(space, gym.spaces.Box) and len(space.shape) == 1 else "other"
 
 
+def fits(agent_class: type["Agent"], found: tuple[str, str]) -> bool:
+    """Say whether an algorithm can handle these kinds of observations and actions."""
+    observations, actions = found
+    return observations == agent_class.observations and actions in agent_class.actions.split(" or ")
+
+
 def check_spaces(agent: "Agent") -> None:
     """Raise unless the agent can handle its environment; name an algorithm that can."""
     found = observation_kind(agent.observation_space), action_kind(agent.action_space)
-    if found == (agent.observations, agent.actions):
+    if fits(type(agent), found):
         return
-    fitting = [n for n, c in algorithms().items() if (c.observations, c.actions) == found]
+    fitting = [name for name, agent_class in algorithms().items() if fits(agent_class, found)]
     hint = f"try {' or '.join(fitting)}" if fitting else "no algorithm of this book fits it yet"
     seen, done = (" ".join(str(s).split()) for s in (agent.observation_space, agent.action_space))
     raise ValueError(

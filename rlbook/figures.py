@@ -69,6 +69,7 @@ COLORS: dict[str, str] = {
     "sac": "#D55E00",  # vermilion
     "redq": "#CC79A7",  # reddish purple
     "drqv2": "#56B4E9",  # sky blue
+    "a2c": "#661100",  # brown
     "reference": "#000000",  # a known value or a paper's number
     "random": "#595959",  # the random policy
 }

@@ -22,6 +22,7 @@ from rlbook.agent import (
     as_batch,
     chapter_modules,
     find_algorithm,
+    fits,
     torch_for_learning,
 )
 from rlbook.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
@@ -71,7 +72,7 @@ def test_spaces_that_do_not_fit_name_what_does(env_id: str, kinds: tuple[str, st
     assert f") and {kinds[1]} actions (" in message
     assert "\n" not in message
     assert "but dqn needs vector observations and discrete actions: " in message
-    fitting = [n for n, c in rlbook.ALGORITHMS.items() if (c.observations, c.actions) == kinds]
+    fitting = [n for n, c in rlbook.ALGORITHMS.items() if fits(c, kinds)]
     hint = f"try {' or '.join(fitting)}" if fitting else "no algorithm of this book fits it yet"
     assert message.endswith(f": {hint}.")
 

@@ -30,6 +30,18 @@ def test_cartpole_without_velocities_runs(
     assert list(tmp_path.iterdir()) == []  # it leaves nothing behind
 
 
+@pytest.mark.parametrize("name", ["a2c_cartpole"])
+def test_policies_for_cartpole_run(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    main = runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]
+    score = main(total_steps=1_100)
+    said = capsys.readouterr().out
+    assert f"{score:.0f} ± " in said and "falls to the right: push left" in said
+    assert list(tmp_path.iterdir()) == []  # it leaves nothing behind
+
+
 @pytest.mark.parametrize("name", ["sac_pendulum", "redq_pendulum"])
 def test_pendulum_runs(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path

@@ -19,7 +19,7 @@ from helpers import assert_same, learn_elsewhere
 from torch import Tensor, nn
 
 from rlbook.agent import Agent, UpdateResult, algorithms, chapter_modules
-from rlbook.run import resume, train
+from rlbook.run import Collector, resume, train
 from rlbook.tangle import find_root
 
 ROOT = find_root(Path(__file__).parent)
@@ -40,10 +40,19 @@ VECTOR: dict[str, Any] = {
 }
 VALUES = {**VECTOR, "n_step": 2, "target_update_interval": 10}
 RECURRENT = {**VALUES, "env_id": "rlbook/MaskedCartPole-v0", "lstm_units": 8}
+ON_POLICY: dict[str, Any] = {
+    "env_id": "Pendulum-v1",
+    "hidden": (8,),
+    "num_envs": 2,
+    "num_steps": 4,
+    "eval_every": 0,
+    "seed": 3,
+}
 SMALL: dict[str, dict[str, Any]] = {
     "dqn": {**VALUES, "num_envs": 2},
     "drqn": {**RECURRENT, "chunk_length": 4},
     "r2d2": {**RECURRENT, "chunk_length": 6, "burn_in": 2, "overlap": 2},
+    "a2c": ON_POLICY,
     "sac": {**VECTOR, "env_id": "Pendulum-v1"},
     "redq": {
         **VECTOR,
@@ -68,6 +77,17 @@ def learned(agent: Agent, steps: int = 60) -> Agent:
     agent.learn(steps, progress=False)
     assert agent.updates > 0
     return agent
+
+
+def learn_from_batches(agent: Agent, updates: int) -> None:
+    """Step on and update on each batch that the agent gives, from replay or from a rollout."""
+    collector, wanted = Collector(agent), agent.updates + updates
+    while agent.updates < wanted:
+        collector.step()
+        for batch in agent.batches():
+            agent.update(batch)
+            agent.updates += 1
+    collector.envs.close()
 
 
 def state_of(agent: Agent) -> dict[str, Any]:
@@ -130,9 +150,7 @@ def test_update_calls_the_losses_of_its_chapter_with_a_gradient(
         monkeypatch.setattr(module, loss_name, counted(loss_name))
     agent = learned(make(name))
     before = dict(calls)
-    for _ in range(4):  # enough for delayed parts
-        agent.update(agent.sample())
-        agent.updates += 1
+    learn_from_batches(agent, 4)  # enough for delayed parts
     unused = [loss for loss in losses if calls[loss] == before[loss]]
     assert not unused, f"{name}.update never calls {unused}"
 
@@ -160,8 +178,9 @@ def test_update_is_plain(name: str) -> None:
     classes = [c for c in ALGORITHMS[name].__mro__ if c in ALGORITHMS.values()]
     source = "".join(inspect.getsource(agent_class) for agent_class in classes)
     assert "inference_mode" not in source
-    for word in (".zero_grad()", ".backward()", ".step()", "polyak_update("):
+    for word in (".zero_grad()", ".backward()", ".step()"):
         assert word in source, f"{name} has no {word}"
+    assert ("polyak_update(" in source) == ("replay" in ALGORITHMS[name].parts)
     returned = inspect.signature(ALGORITHMS[name].update).return_annotation
     assert returned in (UpdateResult, "UpdateResult")
 

@@ -1,0 +1,1315 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Policy gradient: REINFORCE to A2C
+#
+# So far you have learned values and then acted on them. In this chapter you train the policy itself: a
+# network outputs the probability of each action, and you change its parameters so that good actions become
+# more likely. You derive the gradient of a return, see how noisy it is, and take the noise away in three
+# steps: a baseline, a value network, and *generalised advantage estimation* (GAE). What results is
+# *advantage actor-critic* (A2C), for discrete and for continuous actions. The figure shows five runs of it.
+#
+# | | |
+# |---|---|
+# | Papers | Williams 1992 (REINFORCE); Schulman et al. 2016 (GAE); Mnih et al. 2016 (A3C, of which A2C is the synchronous form) |
+# | Observations | vectors |
+# | Actions | discrete or continuous |
+# | Learns | on-policy, from short rollouts of several environments |
+# | Same as [DQN](dqn.ipynb) | a network that learns values by bootstrapping |
+# | Different from DQN | the policy is a network of its own; no replay, no ε, no target network |
+
+# %% tags=["hide-input"]
+#| export
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Any, ClassVar, Self
+
+import gymnasium as gym
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.distributions import Categorical, Distribution, Independent, Normal
+
+from rlbook.agent import Agent, Metrics, Transition, UpdateResult
+from rlbook.dqn import check_shapes, decayed, set_learning_rate
+from rlbook.replay import storage_dtype
+from rlbook.run import RunResult, train
+from rlbook.settings import Config
+
+# %% tags=["hide-input"]
+import copy
+import os
+import time
+
+from matplotlib import pyplot as plt
+
+from rlbook.dqn import DQN
+from rlbook.envs import make_env
+from rlbook.figures import (
+    COLORS,
+    draw_parts,
+    filmstrip,
+    label_curves,
+    load_result,
+    made_by,
+    plot_heatmap,
+    plot_result,
+    use_style,
+)
+
+os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # draw without a screen
+use_style()
+
+# %% tags=["hide-input"]
+promise = load_result("results/a2c_cartpole.json")
+figure, ax = plt.subplots(figsize=(6, 3.2))
+plot_result(ax, promise)
+label_curves(ax, "CartPole-v1 with the shipped settings", "return of 20 greedy episodes")
+plt.show()
+print(made_by(promise))
+finals = promise["runs"]["a2c"]["final"]
+print(f"last evaluation of each of {len(finals)} seeds:", *finals)
+
+# %% [markdown]
+# ## The problem: the best policy may be random
+#
+# A value-based agent such as DQN has a value for each action and takes the largest. What if the best
+# policy is a mixture? Sutton and Barto have a tiny example, their short corridor. There are three squares and
+# a goal at the right end. Each step costs 1, and every square looks the same. In the middle square the two
+# actions are swapped: *right* leads to the left.
+
+# %%
+class Corridor(gym.Env[np.ndarray, int]):
+    """Three squares that look the same; in the middle one left and right are swapped."""
+
+    def __init__(self) -> None:
+        self.observation_space = gym.spaces.Box(0, 1, (1,))
+        self.action_space = gym.spaces.Discrete(2)
+
+    def reset(self, **keywords: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=keywords.get("seed"))
+        self.square = 0
+        return np.ones(1, np.float32), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        forward = (action == 1) != (self.square == 1)
+        self.square = self.square + 1 if forward else max(0, self.square - 1)
+        return np.ones(1, np.float32), -1.0, self.square == 3, False, {}
+
+
+gym.register("Corridor-v0", Corridor, max_episode_steps=100, disable_env_checker=True)
+
+agent = DQN("Corridor-v0", seed=0, eval_every=0)
+agent.learn(4_000, progress=False)
+print(f"DQN, greedy: {agent.evaluate(episodes=5).mean:.0f}")
+assert agent.evaluate(episodes=5).mean == -100  # cut off after 100 steps: it never arrives
+
+# %% [markdown]
+# *Always right* goes back and forth between the first two squares, *always left* stays in the first. No
+# greedy policy arrives, whatever its values are. A policy that goes right with probability $p$ does, and its
+# mean return follows from three linear equations, one for each square:
+
+# %%
+def corridor_return(p: float) -> float:
+    """Return the mean return from the first square, if one goes right with probability p."""
+    q = 1 - p
+    moves = np.array([[q, p, 0], [p, 0, q], [0, q, 0]])  # from a square to a square
+    return float(np.linalg.solve(np.eye(3) - moves, -np.ones(3))[0])
+
+
+ps = np.linspace(0.05, 0.95, 91)
+best_p = ps[np.argmax([corridor_return(p) for p in ps])]
+figure, ax = plt.subplots(figsize=(5, 2.6))
+ax.plot(ps, [corridor_return(p) for p in ps], color=COLORS["a2c"])
+ax.plot(best_p, corridor_return(best_p), "o", color=COLORS["a2c"])
+ax.set(xlabel="probability of going right", ylabel="mean return", ylim=(-70, 0))
+plt.show()
+print(f"best: {best_p:.2f}, with a mean return of {corridor_return(best_p):.1f}")
+assert abs(best_p - 0.59) < 0.011 and abs(corridor_return(best_p) + 11.66) < 0.01
+
+# %% [markdown]
+# The curve is smooth. So take a policy with a parameter and climb.
+#
+# ## The gradient of a return
+#
+# Let $\pi_\theta(a \mid s)$ be the probability of an action, with parameters $\theta$. An episode
+# $s_0, a_0, r_0, s_1, a_1, \dots$ has the return $G$, and you want its mean $J(\theta)$ to rise. The
+# probability of a whole episode is a product of what the policy does and what the environment does:
+#
+# $$P_\theta = P(s_0) \prod_t \pi_\theta(a_t \mid s_t)\, P(s_{t+1} \mid s_t, a_t)$$
+#
+# The mean return is a sum over all episodes, $J = \sum P_\theta\, G$. As in [Basics](basics.ipynb), the
+# derivative of a probability is the probability times the derivative of its logarithm,
+# $\nabla P_\theta = P_\theta \nabla \log P_\theta$. And the logarithm of the product is a sum, in which
+# the environment does not depend on $\theta$ and disappears:
+#
+# $$\nabla J = \sum P_\theta\, G\, \nabla \log P_\theta
+#   = \text{mean}\Bigl[\,G \sum_t \nabla \log \pi_\theta(a_t \mid s_t)\Bigr]$$
+#
+# So you can estimate the gradient from episodes alone, without knowing the laws of the environment. One more
+# step is free: an action cannot change the rewards before it. So replace $G$ by the sum of the rewards from $t$
+# on, the *reward-to-go* $G_t = r_t + \gamma r_{t+1} + \gamma^2 r_{t+2} + \dots$:
+#
+# $$\nabla J = \text{mean}\Bigl[\sum_t G_t\, \nabla \log \pi_\theta(a_t \mid s_t)\Bigr]$$
+#
+# (With $\gamma < 1$ this is the gradient that people use, not quite the gradient of the discounted return:
+# that would have another $\gamma^t$ in front, and nearly forget the late steps.)
+#
+# PyTorch can do this if you give it a loss whose gradient it is, $-\sum_t G_t \log \pi_\theta(a_t \mid s_t)$.
+# By hand, with the two doors of *Basics*, which pay 2 and 10: at $\theta = 0$ both have the probability 1/2,
+# the samples of the gradient are $-1$ and $5$, and their mean is 2.
+
+# %%
+theta = torch.zeros((), requires_grad=True)
+samples = []
+for door, pay in ((0, 2.0), (1, 10.0)):
+    policy = Categorical(logits=torch.stack([torch.zeros(()), theta]))  # left, right
+    loss = -pay * policy.log_prob(torch.tensor(door))
+    samples.append(-torch.autograd.grad(loss, theta)[0].item())
+print("samples of the gradient:", samples)
+assert samples == [-1.0, 5.0] and np.mean(samples) == 2.0
+
+# %% [markdown]
+# ## The policy
+#
+# The policy is a network from an observation to a distribution over actions, as `torch.distributions` has
+# it: an object with `log_prob`, `entropy` and `mode`.
+#
+# - For a few actions it is *categorical*. The network outputs a number $z_a$, a *logit*, for each action, and
+#   $\pi(a \mid s) = e^{z_a} / \sum_i e^{z_i}$.
+# - For real numbers it is a *Gaussian*. The network outputs the mean $\mu$ of each action dimension; the
+#   standard deviation $\sigma$ is a parameter of its own, the same in every state. Dimensions are independent,
+#   so their log-probabilities add up:
+#   $\log \pi(a \mid s) = \sum_i \bigl[-\tfrac12 \bigl(\tfrac{a_i - \mu_i}{\sigma_i}\bigr)^2 - \log \sigma_i
+#   - \tfrac12 \log 2\pi\bigr]$.
+#
+# The hidden layers have tanh between them. Their weights start *orthogonal*: each matrix keeps the length of
+# what passes through, times a factor, the *gain*. The gain of the last layer of the policy is 0.01, so all
+# actions start with nearly the same probability and the first data is diverse.
+#
+# To sample from the categorical one, add *Gumbel* noise to the logits and take the largest: that has exactly
+# the probabilities of the formula, and the noise can come from the agent's own generator.
+
+# %%
+#| export
+class TanhMLP(nn.Sequential):
+    """Linear layers with tanh between them, initialised orthogonally unless told otherwise."""
+
+    def __init__(self, sizes: tuple[int, ...], last_gain: float, orthogonal: bool = True) -> None:
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise(sizes):
+            layers += [nn.Linear(inputs, outputs), nn.Tanh()]
+        super().__init__(*layers[:-1])  # none after the last layer
+        if orthogonal:
+            linear = [layer for layer in self if isinstance(layer, nn.Linear)]
+            for layer in linear:
+                nn.init.orthogonal_(layer.weight, last_gain if layer is linear[-1] else 2**0.5)
+                nn.init.zeros_(layer.bias)
+
+
+class CategoricalPolicy(nn.Module):
+    """From observations to a probability for each of a few actions."""
+
+    def __init__(
+        self, inputs: int, actions: int, hidden: tuple[int, ...], orthogonal: bool = True
+    ) -> None:
+        super().__init__()
+        self.mlp = TanhMLP((inputs, *hidden, actions), 0.01, orthogonal)
+
+    def forward(self, obs: Tensor) -> Distribution:
+        """Return a distribution over actions (batch,) for observations (batch, inputs)."""
+        return Categorical(logits=self.mlp(obs.float()), validate_args=False)
+
+
+class GaussianPolicy(nn.Module):
+    """From observations to a Gaussian over actions, whose spread is the same everywhere."""
+
+    def __init__(
+        self,
+        inputs: int,
+        actions: int,
+        hidden: tuple[int, ...],
+        orthogonal: bool = True,
+        initial_std: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.mlp = TanhMLP((inputs, *hidden, actions), 0.01, orthogonal)
+        self.log_std = nn.Parameter(torch.full((actions,), math.log(initial_std)))
+
+    def forward(self, obs: Tensor) -> Distribution:
+        """Return a distribution over actions (batch, dimensions)."""
+        mean = self.mlp(obs.float())
+        gaussian = Normal(mean, self.log_std.exp().expand_as(mean), validate_args=False)
+        return Independent(gaussian, 1, validate_args=False)  # log_prob sums over the dimensions
+
+
+def sample_action(distribution: Distribution, generator: np.random.Generator) -> Tensor:
+    """Sample an action for each observation, with the randomness of `generator`."""
+    parameter = distribution.logits if isinstance(distribution, Categorical) else distribution.mean
+    if isinstance(distribution, Categorical):
+        noise = generator.gumbel(size=parameter.shape).astype(np.float32)
+        return (parameter + torch.from_numpy(noise).to(parameter.device)).argmax(dim=-1)
+    noise = generator.standard_normal(parameter.shape, dtype=np.float32)
+    return parameter + distribution.stddev * torch.from_numpy(noise).to(parameter.device)
+
+# %% [markdown]
+# By hand: the logits $0$ and $\log 3$ are the probabilities $1/4$ and $3/4$. A Gaussian with mean 0 and
+# $\sigma = 2$ in two dimensions gives the action $(0, 2)$ the log-probability
+# $-\tfrac12 - 2 \log 2 - \log 2\pi = -3.724$. And the gains: a first layer of four inputs with the gain
+# $\sqrt 2$ makes each input $\sqrt 2$ times as long.
+
+# %%
+distribution = Categorical(logits=torch.tensor([[0.0, math.log(3)]]))
+assert torch.allclose(distribution.probs, torch.tensor([[0.25, 0.75]]))
+many = Categorical(logits=distribution.logits.expand(10_000, 2))
+share = sample_action(many, np.random.default_rng(0)).float().mean()
+print(f"sampled action 1 in {share:.1%} of 10,000")
+assert abs(share - 0.75) < 0.02
+
+gaussian = GaussianPolicy(inputs=3, actions=2, hidden=(8,), initial_std=2.0)
+nn.init.zeros_(gaussian.mlp[-1].weight)  # so that the mean is 0
+log_prob = gaussian(torch.randn(1, 3)).log_prob(torch.tensor([[0.0, 2.0]]))
+assert log_prob.shape == (1,) and abs(log_prob.item() + 3.724) < 1e-3
+
+policy = CategoricalPolicy(inputs=4, actions=2, hidden=(64, 64))
+obs = torch.randn(5, 4)
+torch.testing.assert_close((obs @ policy.mlp[0].weight.t()).norm(dim=1), 2**0.5 * obs.norm(dim=1))
+assert (policy(obs).probs - 0.5).abs().max() < 0.05  # undecided
+
+# %% [markdown]
+# ## REINFORCE, the whole algorithm
+#
+# Play an episode, compute the reward-to-go of each step, make a gradient step, and forget the episode: the next
+# one comes from another policy. That is REINFORCE (Williams 1992).
+
+# %%
+def rewards_to_go(rewards: list[float], gamma: float) -> Tensor:
+    """Return the discounted sum of the rewards from each step on."""
+    sums = torch.tensor(rewards)
+    for t in reversed(range(len(rewards) - 1)):
+        sums[t] += gamma * sums[t + 1]
+    return sums
+
+
+assert rewards_to_go([1.0, 1.0, 4.0], gamma=0.5).tolist() == [2.5, 3.0, 4.0]
+
+
+def play(env: gym.Env, policy: nn.Module, generator: np.random.Generator) -> tuple[Tensor, Tensor, list]:
+    """Play one episode; return observations, actions and rewards."""
+    observations, actions, rewards = [], [], []
+    (obs, _), ended = env.reset(), False
+    while not ended:
+        with torch.no_grad():
+            action = int(sample_action(policy(torch.from_numpy(obs)), generator))
+        observations.append(obs)
+        obs, reward, terminated, truncated, _ = env.step(action)
+        actions.append(action)
+        rewards.append(float(reward))
+        ended = terminated or truncated
+    return torch.from_numpy(np.array(observations)), torch.tensor(actions), rewards
+
+
+def reinforce(env_id: str, policy: nn.Module, steps: int, gamma: float, lr: float) -> list[list]:
+    """Train a policy for some steps; return the rewards of each episode."""
+    env, generator, history = make_env(env_id), np.random.default_rng(0), []
+    env.reset(seed=0)
+    optimizer = torch.optim.Adam(policy.parameters(), lr=lr)
+    while sum(map(len, history)) < steps:
+        obs, action, rewards = play(env, policy, generator)
+        loss = -(policy(obs).log_prob(action) * rewards_to_go(rewards, gamma)).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        history.append(rewards)
+    return history
+
+# %% [markdown]
+# First the corridor, where no greedy policy arrives. The policy has one input that never changes, so it is one
+# number, the probability of going right:
+
+# %%
+torch.manual_seed(0)
+lost = CategoricalPolicy(inputs=1, actions=2, hidden=())
+history = reinforce("Corridor-v0", lost, steps=12_000, gamma=1.0, lr=0.01)
+p = lost(torch.ones(1, 1)).probs[0, 1].item()
+recent = np.mean([sum(rewards) for rewards in history[-200:]])
+print(f"goes right with probability {p:.2f}; mean return of the last 200 episodes: {recent:.1f}")
+assert corridor_return(p) > -20
+
+# %% [markdown]
+# Then CartPole, with two hidden layers and 50,000 steps:
+
+# %%
+torch.manual_seed(1)
+policy = CategoricalPolicy(inputs=4, actions=2, hidden=(64, 64))
+beginner = copy.deepcopy(policy)
+history = reinforce("CartPole-v1", policy, steps=50_000, gamma=0.98, lr=1e-3)
+reinforce_returns = [sum(rewards) for rewards in history]
+print(f"{len(history)} episodes; mean return of the last 20: {np.mean(reinforce_returns[-20:]):.0f}")
+assert np.mean(reinforce_returns[-20:]) > 40  # random play gets about 22
+
+# %% tags=["hide-input"]
+figure, ax = plt.subplots(figsize=(6, 2.8))
+ax.plot(np.cumsum(reinforce_returns), reinforce_returns, ".", color=COLORS["reference"], markersize=3)
+label_curves(ax, "REINFORCE on CartPole", "return of each episode")
+plt.show()
+
+# %% [markdown]
+# It learns, slowly and with setbacks. The reason is noise.
+#
+# ## How noisy is it?
+#
+# Take one policy that has learned a little, and do not change it. Play 150 episodes, and compute the gradient
+# from each of them alone. Every one of these is a fair sample of the same gradient, so you would like them to
+# agree.
+#
+# A **baseline** makes them agree more. [Basics](basics.ipynb) has shown it for two doors: subtract a number
+# that does not depend on the action, and the mean stays the same, because the mean of $\nabla \log \pi$ is 0. The
+# best guess of what a state pays anyway is its value. So learn $V(s)$, a second network, by regression on
+# the rewards-to-go, and weigh each action by its **advantage**: how much better did it turn out than expected?
+#
+# $$A_t = G_t - V(s_t)$$
+
+# %%
+#| export
+class ValueNetwork(nn.Module):
+    """From observations to the value of the state."""
+
+    def __init__(self, inputs: int, hidden: tuple[int, ...], orthogonal: bool = True) -> None:
+        super().__init__()
+        self.mlp = TanhMLP((inputs, *hidden, 1), 1.0, orthogonal)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Return values (batch,) of observations (batch, inputs)."""
+        return self.mlp(obs.float()).squeeze(-1)
+
+# %%
+def fit_values(obs: Tensor, returns: Tensor, steps: int = 300) -> nn.Module:
+    """Train a value network on rewards-to-go."""
+    network = ValueNetwork(inputs=obs.shape[1], hidden=(64, 64))
+    optimizer = torch.optim.Adam(network.parameters(), lr=3e-3)
+    for _ in range(steps):
+        loss = (network(obs) - returns).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return network
+
+
+def gradient(policy: nn.Module, obs: Tensor, action: Tensor, weight: Tensor) -> np.ndarray:
+    """Return the gradient of one episode as a vector."""
+    loss = -(policy(obs).log_prob(action) * weight).sum()
+    return -torch.cat([g.flatten() for g in torch.autograd.grad(loss, policy.parameters())]).numpy()
+
+
+fixed = copy.deepcopy(beginner)
+reinforce("CartPole-v1", fixed, steps=5_000, gamma=0.98, lr=1e-3)
+env, generator = make_env("CartPole-v1"), np.random.default_rng(1)
+env.reset(seed=1)
+episodes = [play(env, fixed, generator) for _ in range(150)]
+to_go = [rewards_to_go(rewards, 0.98) for _, _, rewards in episodes]
+value = fit_values(torch.cat([obs for obs, _, _ in episodes]), torch.cat(to_go))
+weights = {
+    "whole return": [sums[0].expand(len(sums)) for sums in to_go],
+    "reward-to-go": to_go,
+    "advantage": [
+        sums - value(obs).detach() for (obs, _, _), sums in zip(episodes, to_go, strict=True)
+    ],
+}
+gradients = {
+    name: np.array([gradient(fixed, obs, a, w) for (obs, a, _), w in zip(episodes, rows, strict=True)])
+    for name, rows in weights.items()
+}  # (episodes, parameters) each
+
+# %% tags=["hide-input"]
+mean = gradients["advantage"].mean(axis=0)
+along = mean / np.linalg.norm(mean)
+rest = gradients["whole return"] - np.outer(gradients["whole return"] @ along, along)
+across = np.linalg.svd(rest - rest.mean(axis=0), full_matrices=False)[2][0]
+figure, axes = plt.subplots(1, 3, figsize=(9, 3), sharex=True, sharey=True)
+noise = {}
+for ax, (name, rows) in zip(axes, gradients.items(), strict=True):
+    noise[name] = np.sqrt(((rows - rows.mean(axis=0)) ** 2).sum(axis=1).mean())
+    ax.plot(rows @ across, rows @ along, ".", color=COLORS["a2c"], alpha=0.6, markersize=4)
+    ax.annotate("", (0, mean @ along), (0, 0), arrowprops={"arrowstyle": "-|>", "lw": 2.5, "color": COLORS["drqn"]})
+    ax.set(title=f"{name}: spread {noise[name]:.0f}", xlabel="across (main direction of noise)")
+axes[0].set_ylabel("along the mean gradient")
+plt.show()
+print(f"length of the mean gradient (the arrow): {np.linalg.norm(mean):.1f}")
+assert noise["whole return"] > noise["reward-to-go"] > noise["advantage"]
+
+# %% [markdown]
+# Each dot is the gradient of one episode, seen in two of its several thousand dimensions; the small orange arrow
+# is the mean. The spread, the root mean squared distance from the mean over all dimensions, is in the titles. With
+# the whole return, an episode's gradient has little to do with the mean. The reward-to-go helps, and the
+# advantage helps more.
+#
+# ## Generalised advantage estimation
+#
+# The advantage $G_t - V(s_t)$ still adds up the noise of all rewards to the end of the episode. Bootstrapping
+# cuts that short: the TD error
+#
+# $$\delta_t = r_t + \gamma\,(1 - \texttt{terminated}_t)\,V(s_{t+1}) - V(s_t)$$
+#
+# is an estimate of the advantage from one step. It has little noise, and it is wrong wherever $V$ is wrong.
+# Between the two there is a whole family. *Generalised advantage estimation* (Schulman et al. 2016) sums the
+# TD errors from $t$ on, with weights that fall by $\gamma\lambda$ a step:
+#
+# $$\hat A_t = \delta_t + \gamma\lambda\, \delta_{t+1} + (\gamma\lambda)^2\, \delta_{t+2} + \dots$$
+#
+# With $\lambda = 0$ it is the TD error. With $\lambda = 1$ the values in the middle cancel, and it is the
+# reward-to-go minus the value.
+#
+# The sum ends with the episode, and there are three ways to end. If the step **terminated**, nothing follows:
+# $\delta_t$ has no next value. If the episode was **truncated**, by a time limit or by a checkpoint, it would have
+# gone on: $\delta_t$ has the value of the true last observation, and the sum stops there. If the **rollout** is
+# over, the same holds.
+#
+# By hand: $\gamma = 1$, $\lambda = 0.5$, the rewards 1, 1, 3 and the values 2, 3, 1. If the last step
+# terminated, the TD errors are $1 + 3 - 2 = 2$, $1 + 1 - 3 = -1$ and $3 - 1 = 2$. From the back:
+# $\hat A_2 = 2$, $\hat A_1 = -1 + 0.5 \cdot 2 = 0$, $\hat A_0 = 2 + 0.5 \cdot 0 = 2$. If it was truncated at an
+# observation with the value 4, the last TD error is $3 + 4 - 1 = 6$, and the advantages are 3, 2 and 6.
+
+# %%
+#| export
+def gae(
+    reward: Tensor,  # (time, envs), and so are all others
+    value: Tensor,  # of the observation
+    next_value: Tensor,  # of the true next observation, also where the episode was cut off
+    terminated: Tensor,
+    ended: Tensor,  # terminated or cut off: what follows belongs to another episode
+    gamma: float,
+    gae_lambda: float,
+) -> Tensor:
+    """Return the advantages (time, envs): TD errors, summed with the weights (gamma lambda)^k."""
+    arguments = {"value": value, "next_value": next_value, "terminated": terminated, "ended": ended}
+    for name, tensor in arguments.items():
+        if tensor.shape != reward.shape or reward.ndim != 2:
+            shapes = f"{tuple(tensor.shape)} and {tuple(reward.shape)}"
+            raise ValueError(f"{name} and reward must both be (time, envs), not {shapes}.")
+    td_error = reward + gamma * next_value * ~terminated - value
+    goes_on = ~(terminated | ended)
+    advantage = torch.zeros_like(td_error)
+    following = torch.zeros_like(td_error[0])  # the advantage one step later
+    for t in reversed(range(len(td_error))):
+        following = td_error[t] + gamma * gae_lambda * following * goes_on[t]
+        advantage[t] = following
+    return advantage
+
+# %%
+def column(*numbers: float) -> Tensor:
+    """Return numbers as (time, 1)."""
+    return torch.tensor(numbers).unsqueeze(1)
+
+
+steps_by_hand = {"reward": column(1, 1, 3), "value": column(2, 3, 1), "next_value": column(3, 1, 4)}
+no, last = column(0, 0, 0).bool(), column(0, 0, 1).bool()
+terminates = gae(**steps_by_hand, terminated=last, ended=last, gamma=1.0, gae_lambda=0.5)
+truncates = gae(**steps_by_hand, terminated=no, ended=last, gamma=1.0, gae_lambda=0.5)
+print("terminated:", terminates.flatten().tolist(), " truncated:", truncates.flatten().tolist())
+assert terminates.flatten().tolist() == [2, 0, 2] and truncates.flatten().tolist() == [3, 2, 6]
+
+# %% [markdown]
+# Which $\lambda$? Try it where the truth is known. A walker on seven squares steps left or right at random;
+# beyond the right end it gets 1, beyond the left end 0. The value of square $k$ is $k/8$. In the middle a step
+# to the right leads from $4/8$ to $5/8$, so its advantage is $1/8$. Now let the value network be half trained:
+# it is right in the middle, and sees half of every difference. Take 4,000 walks that begin with a step to the
+# right, and estimate that advantage.
+
+# %%
+def random_walks(count: int, length: int = 300) -> tuple[Tensor, Tensor, Tensor]:
+    """Walk from the middle, first to the right; return squares, next squares and ends."""
+    rng = np.random.default_rng(0)
+    steps = rng.choice([-1, 1], size=(length, count))
+    steps[0] = 1
+    after = 4 + np.cumsum(steps, axis=0)  # as if there were no ends
+    before = after - steps
+    over = (after <= 0) | (after >= 8)
+    return tuple(torch.from_numpy(x) for x in (before, after, over))
+
+
+before, after, over = random_walks(4_000)
+half_trained = {"value": 0.5 + 0.5 * (before / 8 - 0.5), "next_value": 0.5 + 0.5 * (after / 8 - 0.5)}
+paid = (after == 8).double() * over
+lambdas = np.linspace(0, 1, 21)
+estimates = np.array([
+    gae(paid, **half_trained, terminated=over, ended=over, gamma=1.0, gae_lambda=lam)[0].numpy()
+    for lam in lambdas
+])  # (lambdas, walks)
+bias, variance = estimates.mean(axis=1) - 1 / 8, estimates.var(axis=1)
+
+# %% tags=["hide-input"]
+figure, ax = plt.subplots(figsize=(6, 3.2))
+ax.plot(lambdas, bias**2, "--", color=COLORS["sac"], label="bias²")
+ax.plot(lambdas, variance / 50, ":", color=COLORS["dqn"], label="variance of a mean of 50")
+error = bias**2 + variance / 50
+ax.plot(lambdas, error, color=COLORS["reference"], label="sum: mean squared error")
+ax.plot(lambdas[error.argmin()], error.min(), "o", color=COLORS["reference"])
+ax.set(xlabel="λ", ylabel="squared error of the advantage")
+ax.legend()
+plt.show()
+print(f"λ = 0: bias {bias[0]:+.3f}; λ = 1: bias {bias[-1]:+.3f}; best λ here: {lambdas[error.argmin()]:.2f}")
+assert abs(bias[0] + 1 / 16) < 1e-6 and abs(bias[-1]) < 0.03 and 0 < error.argmin() < 20
+
+# %% [markdown]
+# At $\lambda = 0$ the estimate is $1/16$, half of the truth, with no noise at all. At $\lambda = 1$ it is right on
+# average, and each single one is off by about a half. With the 50 samples of a small batch the best is in
+# between. A better value network moves it to the left, a larger batch to the right. In practice people use 0.9
+# to 0.98.
+#
+# ## The rollout buffer
+#
+# A replay buffer is of no use here, since old steps come from an old policy. So the agent collects a *rollout*,
+# `num_steps` steps of each of `num_envs` environments, learns from it, and throws it away. The environments are
+# at different points of their episodes, which makes a batch diverse.
+#
+# The buffer is a row of arrays of the shape (time, envs, …). It stores the action *as it was sampled*:
+# a Gaussian may sample a torque of 2.7 where the environment allows 2. The environment gets 2, but the
+# log-probability has to be that of 2.7, because this is what the policy did. It stores both `terminated` and
+# `ended`, as `gae` needs them. One case is easy to overlook: if you call `learn` twice, the second call starts
+# new episodes, and the last step of the old ones was never marked as an end. It shows in the next step, which
+# says that it is the first of its episode.
+
+# %%
+#| export
+class RolloutBuffer:
+    """The steps of all environments since the last update, in their order."""
+
+    arrays = ("obs", "next_obs", "action", "reward", "terminated", "ended")
+
+    def __init__(
+        self, num_steps: int, num_envs: int, observation_space: gym.Space, action_space: gym.Space
+    ) -> None:
+        def zeros(dtype: Any, shape: tuple[int, ...] = ()) -> np.ndarray:
+            return np.zeros((num_steps, num_envs, *shape), dtype)
+
+        self.obs = zeros(*storage_dtype(observation_space))
+        self.next_obs = zeros(*storage_dtype(observation_space))
+        self.action = zeros(*storage_dtype(action_space))
+        self.reward = zeros(np.float32)
+        self.terminated, self.ended = zeros(np.bool_), zeros(np.bool_)
+        self.size = 0  # steps of each environment so far
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time to learn."""
+        return self.size == len(self.reward)
+
+    def add(self, transition: Transition, action: np.ndarray, reward: np.ndarray) -> None:
+        """Store one step of all environments, with the action as it was sampled."""
+        if self.full:
+            raise ValueError("The rollout is full: learn from it and clear it before you go on.")
+        t = self.size
+        if t > 0:  # `learn` called again starts new episodes without an end of the old ones
+            self.ended[t - 1] |= transition.episode_start
+        self.obs[t], self.next_obs[t] = transition.obs, transition.next_obs
+        self.action[t], self.reward[t] = action, reward
+        self.terminated[t] = transition.terminated
+        self.ended[t] = transition.terminated | transition.truncated
+        self.size += 1
+
+    def clear(self) -> None:
+        """Forget the steps: they were chosen by a policy that has changed since."""
+        self.size = 0
+
+    def tensors(self, device: torch.device) -> dict[str, Tensor]:
+        """Return all arrays (time, envs, ...) by name as tensors of their own."""
+        return {name: torch.tensor(getattr(self, name), device=device) for name in self.arrays}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the steps so far."""
+        stored = {name: torch.from_numpy(getattr(self, name)) for name in self.arrays}
+        return {**stored, "size": self.size}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the stored steps."""
+        for name in self.arrays:
+            here, stored = getattr(self, name), state[name].cpu().numpy()
+            if here.shape != stored.shape:
+                raise ValueError(f"A rollout of {stored.shape} was stored, not {here.shape}.")
+            here[:] = stored
+        self.size = state["size"]
+
+
+@dataclass
+class RolloutBatch:
+    """Steps of a rollout as tensors, with what they turned out to be worth."""
+
+    obs: Tensor  # (batch, ...)
+    action: Tensor  # (batch,) or (batch, dimensions), as sampled
+    advantage: Tensor  # (batch,)
+    returns: Tensor  # (batch,), what the value network is trained towards
+    log_prob: Tensor  # (batch,), when the action was taken
+    value: Tensor  # (batch,), when the action was taken
+
+    def __getitem__(self, indices: Tensor) -> "RolloutBatch":
+        """Choose some of the steps."""
+        return RolloutBatch(*(getattr(self, name)[indices] for name in self.__dataclass_fields__))
+
+    def __len__(self) -> int:
+        return len(self.advantage)
+
+# %% [markdown]
+# By hand: two environments and three steps. In the first environment the episode terminates at the second
+# step; in the second one a new episode begins at the third step without a word.
+
+# %%
+rollout = RolloutBuffer(3, 2, gym.spaces.Box(-9, 9, (1,)), gym.spaces.Discrete(2))
+quiet = np.zeros(2, bool)
+starts, terminations = (quiet, quiet, np.array([True, True])), (quiet, np.array([True, False]), quiet)
+for t, (start, terminated) in enumerate(zip(starts, terminations, strict=True)):
+    obs = np.full((2, 1), t)
+    step = Transition(obs, quiet, np.ones(2), obs + 1, terminated, quiet, start, None)
+    rollout.add(step, action=np.array([0, 1]), reward=step.reward)
+print("terminated:", rollout.terminated.tolist(), " ended:", rollout.ended.tolist())
+assert rollout.full and rollout.obs.shape == (3, 2, 1)
+assert rollout.ended.tolist() == [[False, False], [True, True], [False, False]]
+
+# %% [markdown]
+# ## The loss
+#
+# Policy and value network learn together from a rollout, with one loss:
+#
+# $$L = \underbrace{-\operatorname{mean}\bigl[\hat A \log \pi_\theta(a \mid s)\bigr]}_{\text{policy loss}}
+#  + c_V \underbrace{\operatorname{mean}\bigl[(V(s) - y)^2\bigr]}_{\text{value loss}}
+#  - c_H \underbrace{\operatorname{mean}\bigl[H(\pi_\theta(\cdot \mid s))\bigr]}_{\text{entropy}}$$
+#
+# The value network is trained towards $y = \hat A + V(s)$ with the old $V$, a bootstrapped estimate of the
+# return. The *entropy* $H$ says how undecided the policy is; a small bonus for it keeps the policy from
+# deciding too soon. Advantages may be *normalised*, so that a batch has the mean 0 and the standard deviation
+# 1, and the size of the gradient does not depend on the size of the rewards.
+#
+# One number is there to watch: the *explained variance*
+# $1 - \operatorname{var}(y - V) / \operatorname{var}(y)$. It is 1 if the values predict the returns, and 0 if they
+# do no better than a constant.
+#
+# By hand: two steps with $\log \pi = -1$ and $-2$, advantages 1 and $-1$, values 2 and 4, returns 3 and 3. The
+# policy loss is $-(-1 + 2)/2 = -0.5$, the value loss $(1 + 1)/2 = 1$. With an entropy of 0.6, $c_V = 0.5$ and
+# $c_H = 0.1$ the loss is $-0.5 + 0.5 - 0.06 = -0.06$. And the advantages 1, 2, 3, 6 have the mean 3 and the
+# standard deviation $\sqrt{(4 + 1 + 0 + 9)/4} = 1.871$.
+
+# %%
+#| export
+def normalize(advantage: Tensor) -> Tensor:
+    """Shift and scale advantages (batch,) to mean 0 and standard deviation 1."""
+    return (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
+
+
+def explained_variance(value: Tensor, returns: Tensor) -> Tensor:
+    """Say how much of the returns the values explain: 1 for all, 0 for no more than their mean."""
+    unexplained = (returns - value).var(correction=0)
+    return 1 - unexplained / returns.var(correction=0).clamp(min=1e-8)
+
+
+def a2c_loss(
+    log_prob: Tensor,  # (batch,), of the actions that were taken, with gradient
+    entropy: Tensor,  # (batch,), of the policy, with gradient
+    value: Tensor,  # (batch,), with gradient
+    advantage: Tensor,  # (batch,)
+    returns: Tensor,  # (batch,)
+    value_coefficient: float,
+    entropy_coefficient: float,
+) -> tuple[Tensor, Metrics]:
+    """Return the loss of policy and value network together, and metrics."""
+    vectors = {"entropy": entropy, "value": value, "advantage": advantage, "returns": returns}
+    check_shapes(len(log_prob), log_prob=log_prob, **vectors)
+    policy_loss = -(log_prob * advantage).mean()
+    value_loss = (value - returns).square().mean()
+    loss = policy_loss + value_coefficient * value_loss - entropy_coefficient * entropy.mean()
+    return loss, {
+        "loss": loss.detach(),
+        "policy_loss": policy_loss.detach(),
+        "value_loss": value_loss.detach(),
+        "entropy": entropy.detach().mean(),
+        "explained_variance": explained_variance(value.detach(), returns),
+    }
+
+# %%
+loss, metrics = a2c_loss(
+    log_prob=torch.tensor([-1.0, -2.0]), entropy=torch.tensor([0.6, 0.6]),
+    value=torch.tensor([2.0, 4.0]), advantage=torch.tensor([1.0, -1.0]), returns=torch.tensor([3.0, 3.0]),
+    value_coefficient=0.5, entropy_coefficient=0.1,
+)
+torch.testing.assert_close(loss, torch.tensor(-0.06))
+assert metrics["policy_loss"] == -0.5 and metrics["value_loss"] == 1
+assert torch.allclose(normalize(torch.tensor([1.0, 2.0, 3.0, 6.0])), (torch.tensor([-2.0, -1, 0, 3])) / 1.871, atol=1e-3)
+assert explained_variance(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 4.0])) == 0.75
+
+# %% [markdown]
+# ## Settings
+#
+# [Settings](settings.ipynb) says how each becomes a keyword, a key in YAML and a flag. `bootstrap_truncated` is
+# there to measure what it is worth; leave it on.
+
+# %%
+#| export
+class A2CConfig(Config):
+    """The settings of A2C."""
+
+    num_envs: int = Field(default=8, ge=1, description="Environments that step side by side.")
+    num_steps: int = Field(default=16, ge=1, description="Steps of each environment in a rollout.")
+    gamma: float = Field(
+        default=0.99, ge=0, le=1, description="Discount of a reward one step later."
+    )
+    gae_lambda: float = Field(
+        default=0.95, ge=0, le=1, description="Weight of later TD errors in an advantage."
+    )
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        default=(64, 64), description="Units of each hidden layer, of both networks."
+    )
+    orthogonal_init: bool = Field(
+        default=True, description="Orthogonal initial weights, small in the policy's last layer."
+    )
+    initial_std: float = Field(
+        default=1.0, gt=0, description="Standard deviation of continuous actions at the start."
+    )
+    lr: float = Field(default=1e-3, gt=0, description="Learning rate of Adam.")
+    lr_decay_from: float = Field(
+        default=1.0, ge=0, le=1, description="Fraction of the run after which lr falls to 0."
+    )
+    value_coefficient: float = Field(default=0.5, ge=0, description="Weight of the value loss.")
+    entropy_coefficient: float = Field(
+        default=0.0, ge=0, description="Weight of the entropy bonus."
+    )
+    max_grad_norm: float | None = Field(
+        default=0.5, gt=0, description="Longer gradients are shortened to this norm."
+    )
+    normalize_advantages: bool = Field(
+        default=False, description="Give the advantages of a batch mean 0 and deviation 1."
+    )
+    reward_scale: float = Field(default=1.0, gt=0, description="Factor of each reward.")
+    bootstrap_truncated: bool = Field(
+        default=True, description="Whether an episode that was cut off still has a future."
+    )
+
+    @property
+    def rollout_size(self) -> int:
+        """The steps of all environments in a rollout."""
+        return self.num_steps * self.num_envs
+
+    @model_validator(mode="after")
+    def check_rollout(self) -> Self:
+        """Raise where normalised advantages would all be 0."""
+        if self.normalize_advantages and self.rollout_size == 1:
+            raise ValueError(
+                "Setting 'normalize_advantages' needs a rollout of at least two steps: raise "
+                "'num_steps' or 'num_envs'."
+            )
+        return self
+
+    def lr_now(self, step: int) -> float:
+        """Return the learning rate at a step."""
+        return decayed(self.lr, step / self.total_steps, self.lr_decay_from)
+
+# %% [markdown]
+# ## The agent
+#
+# All pieces are there. `act` samples from the policy and keeps the sample for `observe`; without exploring it
+# takes the likeliest action. `observe` fills the rollout. `batches` yields nothing until the rollout is full, and
+# then all of it once. The networks do not change while a rollout is collected, so `finish_rollout` can compute
+# values and log-probabilities of all its steps in one forward pass at the end.
+#
+# | step | equation | in the code |
+# |---|---|---|
+# | 1 | $a_t \sim \pi_\theta(\cdot \mid s_t)$, for `num_steps` steps of all environments | `act`, `observe` |
+# | 2 | $\delta_t$, $\hat A_t$ and $y_t = \hat A_t + V(s_t)$ | `finish_rollout`, `gae` |
+# | 3 | $L$ and its gradient | `compute_gradients`: `a2c_loss`, `loss.backward()` |
+# | 4 | $\theta \leftarrow$ a step of Adam, with a gradient of at most `max_grad_norm` | `update` |
+#
+# The setting `compile` compiles `compute_gradients`. `RolloutBatch` also carries the log-probabilities and
+# values of collection time. A2C does not need them for its one step, but algorithms that reuse a rollout do.
+
+# %%
+#| export
+class A2C(Agent):
+    """A policy that learns from the advantages of its own actions."""
+
+    name: ClassVar[str] = "a2c"
+    config_class: ClassVar[type[Config]] = A2CConfig
+    actions: ClassVar[str] = "discrete or continuous"
+    parts: ClassVar[tuple[str, ...]] = ("policy", "value_network", "optimizer", "rollout")
+    compiled: ClassVar[tuple[str, ...]] = ("compute_gradients",)
+    config: A2CConfig
+    observation_space: gym.spaces.Box
+    action_space: gym.spaces.Discrete | gym.spaces.Box
+
+    def build(self) -> None:
+        """Make networks, optimiser and buffer."""
+        config, space = self.config, self.action_space
+        if isinstance(space, gym.spaces.Box) and np.dtype(space.dtype).kind != "f":
+            raise ValueError(f"{config.env_id!r} has actions that are not real numbers ({space}).")
+        self.policy = self.make_policy().to(self.device)
+        self.value_network = self.make_value_network().to(self.device)
+        parameters = [*self.policy.parameters(), *self.value_network.parameters()]
+        self.optimizer = torch.optim.Adam(parameters, lr=config.lr, eps=1e-5, fused=True)
+        self.rollout = RolloutBuffer(
+            config.num_steps, config.num_envs, self.observation_space, space
+        )
+
+    def make_policy(self) -> nn.Module:
+        """Make a network from observations (batch, inputs) to a distribution over actions."""
+        config, space, (inputs,) = self.config, self.action_space, self.observation_space.shape
+        if isinstance(space, gym.spaces.Discrete):
+            return CategoricalPolicy(inputs, int(space.n), config.hidden, config.orthogonal_init)
+        (actions,), std = space.shape, config.initial_std
+        return GaussianPolicy(inputs, actions, config.hidden, config.orthogonal_init, std)
+
+    def make_value_network(self) -> nn.Module:
+        """Make a network from observations (batch, inputs) to values (batch,)."""
+        (inputs,) = self.observation_space.shape
+        return ValueNetwork(inputs, self.config.hidden, self.config.orthogonal_init)
+
+    @torch.no_grad()
+    def act(
+        self, obs: np.ndarray, state: Any, episode_start: np.ndarray, explore: bool
+    ) -> tuple[np.ndarray, Any]:
+        """Sample from the policy, or take the likeliest action."""
+        distribution = self.policy(torch.as_tensor(obs, device=self.device))
+        action = sample_action(distribution, self.generator) if explore else distribution.mode
+        self.sampled = action.cpu().numpy()  # for `observe`: the environment gets it clipped
+        if isinstance(self.action_space, gym.spaces.Discrete):
+            return self.sampled + self.action_space.start, state
+        low, high = self.action_space.low, self.action_space.high
+        return np.clip(self.sampled, low, high).astype(low.dtype), state
+
+    def observe(self, transition: Transition) -> None:
+        """Store one step of all environments."""
+        self.rollout.add(transition, self.sampled, transition.reward * self.config.reward_scale)
+
+    @torch.no_grad()
+    def finish_rollout(self) -> RolloutBatch:
+        """Compute advantages and returns of the rollout, with the networks that collected it."""
+        config, steps = self.config, self.rollout.tensors(self.device)
+        shape = steps["reward"].shape  # (time, envs)
+        obs, next_obs, action = (steps[n].flatten(0, 1) for n in ("obs", "next_obs", "action"))
+        value, next_value = self.value_network(obs), self.value_network(next_obs)  # (batch,)
+        terminated, ended = steps["terminated"], steps["ended"]
+        if not config.bootstrap_truncated:
+            terminated = ended  # as if nothing could follow
+        advantage = gae(
+            steps["reward"],
+            value.view(shape),
+            next_value.view(shape),
+            terminated,
+            ended,
+            config.gamma,
+            config.gae_lambda,
+        ).flatten()
+        log_prob = self.policy(obs).log_prob(action)
+        return RolloutBatch(obs, action, advantage, advantage + value, log_prob, value)
+
+    def batches(self) -> Iterator[RolloutBatch]:
+        """Yield each rollout once, when it is full."""
+        if self.rollout.full:
+            yield self.finish_rollout()
+            self.rollout.clear()
+
+    def compute_gradients(self, batch: RolloutBatch) -> Metrics:
+        """Backpropagate the loss of a batch."""
+        config, advantage = self.config, batch.advantage
+        if config.normalize_advantages:
+            advantage = normalize(advantage)
+        distribution = self.policy(batch.obs)
+        loss, metrics = a2c_loss(
+            distribution.log_prob(batch.action),
+            distribution.entropy(),
+            self.value_network(batch.obs),
+            advantage,
+            batch.returns,
+            config.value_coefficient,
+            config.entropy_coefficient,
+        )
+        loss.backward()
+        return metrics
+
+    def update(self, batch: RolloutBatch) -> UpdateResult:
+        """Make one gradient step of both networks."""
+        config = self.config
+        self.optimizer.zero_grad()
+        metrics = self.compute_gradients(batch)
+        if config.max_grad_norm is not None:
+            parameters = [*self.policy.parameters(), *self.value_network.parameters()]
+            nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
+        set_learning_rate(self.optimizer, config.lr_now(self.global_step))
+        self.optimizer.step()
+        return UpdateResult(metrics)
+
+    @torch.no_grad()
+    def values(self, obs: np.ndarray) -> np.ndarray:
+        """Return the values (batch,) of observations (batch, inputs)."""
+        return self.value_network(torch.as_tensor(obs, device=self.device)).cpu().numpy()
+
+    @torch.no_grad()
+    def probabilities(self, obs: np.ndarray) -> np.ndarray:
+        """Return the probability of each of a few actions, (batch, actions)."""
+        distribution = self.policy(torch.as_tensor(obs, device=self.device))
+        if not isinstance(distribution, Categorical):
+            raise ValueError("Continuous actions have a density, not a list of probabilities.")
+        return distribution.probs.cpu().numpy()
+
+
+def train_a2c(config: A2CConfig, progress: bool = True) -> RunResult:
+    """Train A2C with these settings."""
+    return train(A2C(config=config), progress)
+
+# %% [markdown]
+# ## Does it compute the right values?
+#
+# The tiny environments with known values, as in [DQN](dqn.ipynb): two steps with a reward at the end are worth
+# $\gamma$ and 1; a reward of 1 for ever, cut off every 10 steps, is worth $1/(1-\gamma) = 10$ for $\gamma = 0.9$.
+# The last one would fail if a truncated step counted as terminated. In the third environment the best action
+# is known, for choices and for real numbers: at the observation $x$ the action $x/2$ pays most.
+
+# %%
+PROBE: dict[str, Any] = {"hidden": (16,), "num_steps": 8, "lr": 1e-2, "gamma": 0.9, "eval_every": 0}
+
+
+def learned(env_id: str, steps: int, **settings: Any) -> A2C:
+    """Train A2C on a tiny environment."""
+    agent = A2C(env_id, **{**PROBE, **settings})
+    agent.learn(steps, progress=False)
+    return agent
+
+
+two = learned("rlbook/TwoStep-v0", 6_000).values(np.array([[-1.0], [0.0]], np.float32))
+forever = learned("rlbook/ConstantReward-v0", 16_000).values(np.ones((1, 1), np.float32))
+real = learned("rlbook/ActionReward-v0", 8_000, env_kwargs={"continuous": True}, initial_std=0.5)
+best = real.predict(np.array([[-1.0], [1.0]]))[0].flatten()
+print("two steps:", two.round(2), " for ever:", forever.round(1), " best actions:", best.round(2))
+assert np.allclose(two, [0.9, 1.0], atol=0.05) and np.allclose(forever, 10, atol=0.5)
+assert np.allclose(best, [-0.5, 0.5], atol=0.15)
+
+# %% [markdown]
+# ## A live run
+#
+# CartPole with the shipped settings, but only the 50,000 steps that REINFORCE had above:
+
+# %%
+began = time.process_time()
+agent = A2C.from_config("cartpole", total_steps=50_000, seed=0)
+result = train(agent)
+print(f"{time.process_time() - began:.0f} seconds of one core, {agent.updates} updates")
+steps, returns = result.curve("eval_return_mean")
+assert returns.max() > 100  # whatever comes after
+
+# %% tags=["hide-input"]
+figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2))
+left.plot(steps, returns, color=COLORS["a2c"], marker="o", label="A2C, greedy")
+ends, window = np.cumsum(reinforce_returns), 20
+smooth = np.convolve(reinforce_returns, np.ones(window) / window, mode="valid")
+left.plot(ends[window - 1 :], smooth, color=COLORS["reference"], label="REINFORCE, mean of 20 episodes")
+label_curves(left, "CartPole-v1, one seed each")
+left.legend()
+right.plot(*result.curve("explained_variance"), color=COLORS["a2c"], label="explained variance")
+right.plot(*result.curve("entropy"), "--", color=COLORS["a2c"], label="entropy (nats)")
+label_curves(right, ylabel="")
+right.set(ylim=(-0.2, 1.05))
+right.legend()
+plt.show()
+
+# %% [markdown]
+# The same number of steps and the same networks. REINFORCE made one noisy step per episode, A2C one calmer step
+# per rollout of 512 steps from eight environments. On the right, the policy becomes more certain as it learns.
+# The explained variance stays near 0. Most states of a long episode are worth about the same, so there is little
+# to explain; what counts is that the few states from which the pole falls are worth less.
+#
+# ## Watch it
+#
+# The agent, greedy, in an episode that it has not seen; every 25 steps a frame of its first 200:
+
+# %%
+env = make_env("CartPole-v1", render_mode="rgb_array")
+obs, _ = env.reset(seed=123)
+frames = []
+for step in range(200):
+    if step % 25 == 0:
+        frames.append(env.render())
+    obs, _, terminated, truncated, _ = env.step(int(agent.predict(obs)[0]))
+    if terminated or truncated:
+        break
+env.close()
+filmstrip(frames)
+
+# %% [markdown]
+# And a look inside. DQN had a value for each action and a sharp line between left and right. Here both networks
+# answer a question each. On the left, how likely is a push to the right, for a cart at rest in the middle? There
+# is a narrow band in which the policy is undecided. On the right, what is this state worth?
+
+# %% tags=["hide-input"]
+angles, speeds = np.linspace(-0.21, 0.21, 61), np.linspace(-2.5, 2.5, 61)
+grid = np.zeros((61, 61, 4), dtype=np.float32)
+grid[..., 2], grid[..., 3] = angles[None, :], speeds[:, None]
+grid = grid.reshape(-1, 4)
+figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4))
+extent = (angles[0], angles[-1], speeds[0], speeds[-1])
+labels = ("angle of the pole [rad]", "speed of the pole [rad/s]")
+chance = agent.probabilities(grid)[:, 1].reshape(61, 61)
+plot_heatmap(left, chance, extent, *labels, "probability of pushing right", (0, 1))
+plot_heatmap(right, agent.values(grid).reshape(61, 61), extent, *labels, "value")
+plt.show()
+falls_left, falls_right = agent.probabilities(np.array([[0, 0, -0.1, -1], [0, 0, 0.1, 1]], np.float32))[:, 1]
+assert falls_left < 0.5 < falls_right  # it pushes the cart under the pole
+
+# %% [markdown]
+# ## What each part buys
+#
+# One run says little, so here are five seeds each on CartPole, 30,000 steps, with one part changed at a time.
+# Brown is the whole algorithm, black the variant: the line is the mean, the band its 95 % interval. Below, each dot
+# is the last evaluation of a seed, the diamond their interquartile mean (IQM), and the bar its 95 % interval, as
+# [Sweeps](sweep.ipynb) explains them.
+
+# %% tags=["hide-input"]
+parts = load_result("results/a2c_parts.json")
+draw_parts(plt.figure(), parts)
+plt.show()
+print(made_by(parts))
+
+# %% [markdown]
+# **λ** decides here. With $\lambda = 0$ every seed ends below 10, a policy that always pushes to the same side. A
+# likely reason: the TD errors of an untrained value network say little, normalising makes them as large as
+# good ones, and the policy becomes certain before the values are right. With $\lambda = 1$ all seeds learn, slowly,
+# and none ends above 250. In between, the whole algorithm ends at an IQM of 398, but the seeds differ widely, from 97
+# to 482: 30,000 steps are too few, and the first figure shows what 100,000 bring. **Several environments** bought
+# nothing that five seeds could show. One environment, with rollouts of the same 512 steps, ends no worse; it only takes
+# two to three times as long, since each of its steps is a forward pass of its own.
+#
+# ## Honest edges
+#
+# What differs from the papers, and why:
+#
+# | papers | here | why |
+# |---|---|---|
+# | A3C: many processes, each with its own copy of the networks | several environments that step together (A2C) | the same data in one process; a common simplification |
+# | RMSProp | Adam, with ε = 10⁻⁵ as in common implementations | one optimiser for the whole book |
+# | one network with two heads, for images | two networks | vectors are cheap, and the two losses do not compete |
+# | 5-step returns | GAE | λ = 1 and `num_steps: 5` give back the 5-step returns |
+#
+# - The papers' scores are for Atari and robots; nothing here claims to reproduce them.
+# - A checkpoint resets all environments, as everywhere in this book. It counts as a truncation: `gae`
+#   bootstraps there with the value of the true last observation.
+# - Continuous actions are clipped at the bounds, not squashed as in [SAC](sac.ipynb). A mean far outside the
+#   bounds gets no feedback from the environment.
+# - Observations are not normalised while learning. Where their sizes differ much, scale them in a wrapper.
+# - A2C makes one gradient step from each rollout and throws it away. PPO (Schulman et al. 2017) makes more
+#   of it; this book does not have it yet.
+#
+# ## Exercises
+#
+# **Exercise 1.** Why may a baseline depend on the state but not on the action? Check both with the two doors: a
+# baseline of 6 for each, and one of 2 for the left door and 10 for the right.
+#
+# <details>
+# <summary>Solution</summary>
+#
+# The mean of $\nabla \log \pi$ over the actions is 0, so a number that multiplies all of them equally adds
+# nothing. A baseline that knows the action can take the reward away altogether, and the gradient with it:
+#
+# ```python
+# def mean_gradient(baseline: list[float]) -> float:
+#     theta, total = torch.zeros((), requires_grad=True), 0.0
+#     for door, pay in ((0, 2.0), (1, 10.0)):
+#         policy = Categorical(logits=torch.stack([torch.zeros(()), theta]))
+#         log_prob = policy.log_prob(torch.tensor(door))
+#         total += 0.5 * (pay - baseline[door]) * torch.autograd.grad(log_prob, theta)[0].item()
+#     return total
+#
+# assert mean_gradient([0.0, 0.0]) == mean_gradient([6.0, 6.0]) == 2.0
+# assert mean_gradient([2.0, 10.0]) == 0.0
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 2.** Show that GAE with $\lambda = 1$ is the reward-to-go minus the value, for an episode that
+# terminates. Check it with random numbers.
+#
+# <details>
+# <summary>Solution</summary>
+#
+# In $\delta_t + \gamma \delta_{t+1} + \gamma^2 \delta_{t+2} + \dots$ each $\gamma^{k+1} V(s_{t+k+1})$ comes once with a
+# plus and once with a minus. Only the rewards and $-V(s_t)$ remain.
+#
+# ```python
+# reward, value = torch.rand(20, 1), torch.rand(20, 1)
+# next_value = torch.cat([value[1:], torch.zeros(1, 1)])
+# over = torch.zeros(20, 1, dtype=torch.bool)
+# over[-1] = True
+# advantage = gae(reward, value, next_value, over, over, gamma=0.9, gae_lambda=1.0)
+# expected = rewards_to_go(reward.flatten().tolist(), 0.9) - value.flatten()
+# torch.testing.assert_close(advantage.flatten(), expected)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 3 (a planted bug).** A colleague writes GAE in fewer words. It trains on CartPole, though not well.
+# Look at the hand example with a truncated last step, and at an episode that ends in the middle of a rollout.
+
+# %%
+def gae_with_a_bug(
+    reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, ended: Tensor,
+    gamma: float, gae_lambda: float,
+) -> Tensor:
+    """As `gae`, with a bug."""
+    td_error = reward + gamma * next_value * ~ended - value
+    advantage, following = torch.zeros_like(td_error), torch.zeros_like(td_error[0])
+    for t in reversed(range(len(td_error))):
+        following = td_error[t] + gamma * gae_lambda * following * ~terminated[t]
+        advantage[t] = following
+    return advantage
+
+
+shown = gae_with_a_bug(**steps_by_hand, terminated=no, ended=last, gamma=1.0, gae_lambda=0.5)
+print("truncated, with the bug:", shown.flatten().tolist(), " by hand: [3, 2, 6]")
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# The two masks are swapped. The next value must vanish only where the step *terminated*; the sum must stop
+# wherever the episode *ended*. With the bug, a truncated episode is worth nothing afterwards, and its advantages
+# go on into the next episode.
+#
+# ```python
+# def gae_with_a_bug(
+#     reward: Tensor, value: Tensor, next_value: Tensor, terminated: Tensor, ended: Tensor,
+#     gamma: float, gae_lambda: float,
+# ) -> Tensor:
+#     """As `gae`, without the bug."""
+#     td_error = reward + gamma * next_value * ~terminated - value
+#     advantage, following = torch.zeros_like(td_error), torch.zeros_like(td_error[0])
+#     for t in reversed(range(len(td_error))):
+#         following = td_error[t] + gamma * gae_lambda * following * ~ended[t]
+#         advantage[t] = following
+#     return advantage
+#
+# mended = gae_with_a_bug(**steps_by_hand, terminated=no, ended=last, gamma=1.0, gae_lambda=0.5)
+# assert mended.flatten().tolist() == [3, 2, 6]
+# middle = column(0, 1, 0).bool()  # an episode is cut off after the second step
+# numbers = {**steps_by_hand, "terminated": no, "ended": middle, "gamma": 1.0, "gae_lambda": 0.5}
+# assert torch.equal(gae_with_a_bug(**numbers), gae(**numbers))
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 4.** Close the chapter and write the update of A2C from memory, with nothing but PyTorch. Then copy
+# an agent, update the original with `update` and the copy with your code, and compare the weights.
+#
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# def my_update(agent: A2C, batch: RolloutBatch) -> None:
+#     logits = agent.policy.mlp(batch.obs)
+#     log = logits - logits.logsumexp(dim=1, keepdim=True)
+#     log_prob = log[torch.arange(len(batch)), batch.action]
+#     a = (batch.advantage - batch.advantage.mean()) / (batch.advantage.std(correction=0) + 1e-8)
+#     value_loss = nn.functional.mse_loss(agent.value_network(batch.obs), batch.returns)
+#     loss = -(log_prob * a).mean() + 0.5 * value_loss
+#     agent.optimizer.zero_grad()
+#     loss.backward()
+#     parameters = [*agent.policy.parameters(), *agent.value_network.parameters()]
+#     nn.utils.clip_grad_norm_(parameters, 0.5)
+#     agent.optimizer.step()
+#
+#
+# original = A2C("CartPole-v1", num_envs=2, num_steps=8, normalize_advantages=True, eval_every=0)
+# original.learn(30, progress=False)  # 14 of 16 steps of the second rollout
+# mine = copy.deepcopy(original)
+# obs = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32)
+# numbers = torch.randn(4, 16)
+# batch = RolloutBatch(torch.from_numpy(obs), torch.randint(2, (16,)), *numbers)
+# for _ in range(3):
+#     original.update(batch)
+#     my_update(mine, batch)
+# for name in ("policy", "value_network"):
+#     ours, theirs = (getattr(agent, name).parameters() for agent in (original, mine))
+#     for one, other in zip(ours, theirs, strict=True):
+#         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 5.** Give the policy and the value network a common body, as for images, by overriding `make_policy`
+# and `make_value_network`. What has to be true of the optimiser?
+#
+# <details>
+# <summary>Solution</summary>
+#
+# Each parameter must be in the optimiser once. `build` lists the parameters of both networks, so keep the body in
+# one of them and let the other only use it.
+#
+# ```python
+# class Head(nn.Module):
+#     """A value head on the body of a policy, which owns the body."""
+#
+#     def __init__(self, body: nn.Module, units: int) -> None:
+#         super().__init__()
+#         self.body = [body]  # in a list, so that its parameters are not counted twice
+#         self.linear = nn.Linear(units, 1)
+#
+#     def forward(self, obs: Tensor) -> Tensor:
+#         return self.linear(self.body[0](obs.float())).squeeze(-1)
+#
+#
+# class SharedA2C(A2C):
+#     name = "shared_a2c"
+#
+#     def make_value_network(self) -> nn.Module:
+#         return Head(self.policy.mlp[:-1], self.config.hidden[-1])
+#
+#
+# agent = SharedA2C("CartPole-v1", eval_every=0)
+# agent.learn(500, progress=False)
+# count = sum(p.numel() for p in agent.optimizer.param_groups[0]["params"])
+# assert count == sum(p.numel() for p in agent.policy.parameters()) + 65 and agent.updates > 0
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ## Using it
+#
+# ```python
+# from rlbook import A2C
+#
+# agent = A2C.from_config("cartpole")
+# agent.learn(100_000)
+# agent.evaluate(episodes=20).mean
+# ```
+#
+# ```
+# rlbook train a2c --config cartpole --run-dir runs/a2c
+# rlbook evaluate runs/a2c --episodes 20
+# rlbook watch runs/a2c --out cartpole.gif
+# ```
+#
+# The example `examples/a2c_cartpole.py` is a script of this kind.
+#
+# ## References
+#
+# - R. Williams (1992). *Simple Statistical Gradient-Following Algorithms for Connectionist Reinforcement
+#   Learning*. Machine Learning 8.
+# - R. Sutton, D. McAllester, S. Singh, Y. Mansour (1999). *Policy Gradient Methods for Reinforcement Learning
+#   with Function Approximation*. NIPS.
+# - V. Mnih et al. (2016). *Asynchronous Methods for Deep Reinforcement Learning*. ICML.
+# - J. Schulman, P. Moritz, S. Levine, M. Jordan, P. Abbeel (2016). *High-Dimensional Continuous Control Using
+#   Generalized Advantage Estimation*. ICLR.
+# - R. Sutton and A. Barto (2018). *Reinforcement Learning: An Introduction*, second edition. MIT Press: chapter
+#   13; the corridor is their example 13.1.

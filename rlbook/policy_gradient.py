@@ -1,0 +1,447 @@
+"""Made from book/policy_gradient.py: edit the chapter, then run `rlbook tangle`."""
+
+__all__ = [
+    "A2C",
+    "A2CConfig",
+    "CategoricalPolicy",
+    "GaussianPolicy",
+    "RolloutBatch",
+    "RolloutBuffer",
+    "TanhMLP",
+    "ValueNetwork",
+    "a2c_loss",
+    "explained_variance",
+    "gae",
+    "normalize",
+    "sample_action",
+    "train_a2c",
+]
+
+# %% book/policy_gradient.py · Policy gradient: REINFORCE to A2C
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated, Any, ClassVar, Self
+
+import gymnasium as gym
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.distributions import Categorical, Distribution, Independent, Normal
+
+from rlbook.agent import Agent, Metrics, Transition, UpdateResult
+from rlbook.dqn import check_shapes, decayed, set_learning_rate
+from rlbook.replay import storage_dtype
+from rlbook.run import RunResult, train
+from rlbook.settings import Config
+
+
+# %% book/policy_gradient.py · The policy
+class TanhMLP(nn.Sequential):
+    """Linear layers with tanh between them, initialised orthogonally unless told otherwise."""
+
+    def __init__(self, sizes: tuple[int, ...], last_gain: float, orthogonal: bool = True) -> None:
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise(sizes):
+            layers += [nn.Linear(inputs, outputs), nn.Tanh()]
+        super().__init__(*layers[:-1])  # none after the last layer
+        if orthogonal:
+            linear = [layer for layer in self if isinstance(layer, nn.Linear)]
+            for layer in linear:
+                nn.init.orthogonal_(layer.weight, last_gain if layer is linear[-1] else 2**0.5)
+                nn.init.zeros_(layer.bias)
+
+
+class CategoricalPolicy(nn.Module):
+    """From observations to a probability for each of a few actions."""
+
+    def __init__(
+        self, inputs: int, actions: int, hidden: tuple[int, ...], orthogonal: bool = True
+    ) -> None:
+        super().__init__()
+        self.mlp = TanhMLP((inputs, *hidden, actions), 0.01, orthogonal)
+
+    def forward(self, obs: Tensor) -> Distribution:
+        """Return a distribution over actions (batch,) for observations (batch, inputs)."""
+        return Categorical(logits=self.mlp(obs.float()), validate_args=False)
+
+
+class GaussianPolicy(nn.Module):
+    """From observations to a Gaussian over actions, whose spread is the same everywhere."""
+
+    def __init__(
+        self,
+        inputs: int,
+        actions: int,
+        hidden: tuple[int, ...],
+        orthogonal: bool = True,
+        initial_std: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.mlp = TanhMLP((inputs, *hidden, actions), 0.01, orthogonal)
+        self.log_std = nn.Parameter(torch.full((actions,), math.log(initial_std)))
+
+    def forward(self, obs: Tensor) -> Distribution:
+        """Return a distribution over actions (batch, dimensions)."""
+        mean = self.mlp(obs.float())
+        gaussian = Normal(mean, self.log_std.exp().expand_as(mean), validate_args=False)
+        return Independent(gaussian, 1, validate_args=False)  # log_prob sums over the dimensions
+
+
+def sample_action(distribution: Distribution, generator: np.random.Generator) -> Tensor:
+    """Sample an action for each observation, with the randomness of `generator`."""
+    parameter = distribution.logits if isinstance(distribution, Categorical) else distribution.mean
+    if isinstance(distribution, Categorical):
+        noise = generator.gumbel(size=parameter.shape).astype(np.float32)
+        return (parameter + torch.from_numpy(noise).to(parameter.device)).argmax(dim=-1)
+    noise = generator.standard_normal(parameter.shape, dtype=np.float32)
+    return parameter + distribution.stddev * torch.from_numpy(noise).to(parameter.device)
+
+
+# %% book/policy_gradient.py · How noisy is it?
+class ValueNetwork(nn.Module):
+    """From observations to the value of the state."""
+
+    def __init__(self, inputs: int, hidden: tuple[int, ...], orthogonal: bool = True) -> None:
+        super().__init__()
+        self.mlp = TanhMLP((inputs, *hidden, 1), 1.0, orthogonal)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Return values (batch,) of observations (batch, inputs)."""
+        return self.mlp(obs.float()).squeeze(-1)
+
+
+# %% book/policy_gradient.py · Generalised advantage estimation
+def gae(
+    reward: Tensor,  # (time, envs), and so are all others
+    value: Tensor,  # of the observation
+    next_value: Tensor,  # of the true next observation, also where the episode was cut off
+    terminated: Tensor,
+    ended: Tensor,  # terminated or cut off: what follows belongs to another episode
+    gamma: float,
+    gae_lambda: float,
+) -> Tensor:
+    """Return the advantages (time, envs): TD errors, summed with the weights (gamma lambda)^k."""
+    arguments = {"value": value, "next_value": next_value, "terminated": terminated, "ended": ended}
+    for name, tensor in arguments.items():
+        if tensor.shape != reward.shape or reward.ndim != 2:
+            shapes = f"{tuple(tensor.shape)} and {tuple(reward.shape)}"
+            raise ValueError(f"{name} and reward must both be (time, envs), not {shapes}.")
+    td_error = reward + gamma * next_value * ~terminated - value
+    goes_on = ~(terminated | ended)
+    advantage = torch.zeros_like(td_error)
+    following = torch.zeros_like(td_error[0])  # the advantage one step later
+    for t in reversed(range(len(td_error))):
+        following = td_error[t] + gamma * gae_lambda * following * goes_on[t]
+        advantage[t] = following
+    return advantage
+
+
+# %% book/policy_gradient.py · The rollout buffer
+class RolloutBuffer:
+    """The steps of all environments since the last update, in their order."""
+
+    arrays = ("obs", "next_obs", "action", "reward", "terminated", "ended")
+
+    def __init__(
+        self, num_steps: int, num_envs: int, observation_space: gym.Space, action_space: gym.Space
+    ) -> None:
+        def zeros(dtype: Any, shape: tuple[int, ...] = ()) -> np.ndarray:
+            return np.zeros((num_steps, num_envs, *shape), dtype)
+
+        self.obs = zeros(*storage_dtype(observation_space))
+        self.next_obs = zeros(*storage_dtype(observation_space))
+        self.action = zeros(*storage_dtype(action_space))
+        self.reward = zeros(np.float32)
+        self.terminated, self.ended = zeros(np.bool_), zeros(np.bool_)
+        self.size = 0  # steps of each environment so far
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time to learn."""
+        return self.size == len(self.reward)
+
+    def add(self, transition: Transition, action: np.ndarray, reward: np.ndarray) -> None:
+        """Store one step of all environments, with the action as it was sampled."""
+        if self.full:
+            raise ValueError("The rollout is full: learn from it and clear it before you go on.")
+        t = self.size
+        if t > 0:  # `learn` called again starts new episodes without an end of the old ones
+            self.ended[t - 1] |= transition.episode_start
+        self.obs[t], self.next_obs[t] = transition.obs, transition.next_obs
+        self.action[t], self.reward[t] = action, reward
+        self.terminated[t] = transition.terminated
+        self.ended[t] = transition.terminated | transition.truncated
+        self.size += 1
+
+    def clear(self) -> None:
+        """Forget the steps: they were chosen by a policy that has changed since."""
+        self.size = 0
+
+    def tensors(self, device: torch.device) -> dict[str, Tensor]:
+        """Return all arrays (time, envs, ...) by name as tensors of their own."""
+        return {name: torch.tensor(getattr(self, name), device=device) for name in self.arrays}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the steps so far."""
+        stored = {name: torch.from_numpy(getattr(self, name)) for name in self.arrays}
+        return {**stored, "size": self.size}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the stored steps."""
+        for name in self.arrays:
+            here, stored = getattr(self, name), state[name].cpu().numpy()
+            if here.shape != stored.shape:
+                raise ValueError(f"A rollout of {stored.shape} was stored, not {here.shape}.")
+            here[:] = stored
+        self.size = state["size"]
+
+
+@dataclass
+class RolloutBatch:
+    """Steps of a rollout as tensors, with what they turned out to be worth."""
+
+    obs: Tensor  # (batch, ...)
+    action: Tensor  # (batch,) or (batch, dimensions), as sampled
+    advantage: Tensor  # (batch,)
+    returns: Tensor  # (batch,), what the value network is trained towards
+    log_prob: Tensor  # (batch,), when the action was taken
+    value: Tensor  # (batch,), when the action was taken
+
+    def __getitem__(self, indices: Tensor) -> "RolloutBatch":
+        """Choose some of the steps."""
+        return RolloutBatch(*(getattr(self, name)[indices] for name in self.__dataclass_fields__))
+
+    def __len__(self) -> int:
+        return len(self.advantage)
+
+
+# %% book/policy_gradient.py · The loss
+def normalize(advantage: Tensor) -> Tensor:
+    """Shift and scale advantages (batch,) to mean 0 and standard deviation 1."""
+    return (advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8)
+
+
+def explained_variance(value: Tensor, returns: Tensor) -> Tensor:
+    """Say how much of the returns the values explain: 1 for all, 0 for no more than their mean."""
+    unexplained = (returns - value).var(correction=0)
+    return 1 - unexplained / returns.var(correction=0).clamp(min=1e-8)
+
+
+def a2c_loss(
+    log_prob: Tensor,  # (batch,), of the actions that were taken, with gradient
+    entropy: Tensor,  # (batch,), of the policy, with gradient
+    value: Tensor,  # (batch,), with gradient
+    advantage: Tensor,  # (batch,)
+    returns: Tensor,  # (batch,)
+    value_coefficient: float,
+    entropy_coefficient: float,
+) -> tuple[Tensor, Metrics]:
+    """Return the loss of policy and value network together, and metrics."""
+    vectors = {"entropy": entropy, "value": value, "advantage": advantage, "returns": returns}
+    check_shapes(len(log_prob), log_prob=log_prob, **vectors)
+    policy_loss = -(log_prob * advantage).mean()
+    value_loss = (value - returns).square().mean()
+    loss = policy_loss + value_coefficient * value_loss - entropy_coefficient * entropy.mean()
+    return loss, {
+        "loss": loss.detach(),
+        "policy_loss": policy_loss.detach(),
+        "value_loss": value_loss.detach(),
+        "entropy": entropy.detach().mean(),
+        "explained_variance": explained_variance(value.detach(), returns),
+    }
+
+
+# %% book/policy_gradient.py · Settings
+class A2CConfig(Config):
+    """The settings of A2C."""
+
+    num_envs: int = Field(default=8, ge=1, description="Environments that step side by side.")
+    num_steps: int = Field(default=16, ge=1, description="Steps of each environment in a rollout.")
+    gamma: float = Field(
+        default=0.99, ge=0, le=1, description="Discount of a reward one step later."
+    )
+    gae_lambda: float = Field(
+        default=0.95, ge=0, le=1, description="Weight of later TD errors in an advantage."
+    )
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        default=(64, 64), description="Units of each hidden layer, of both networks."
+    )
+    orthogonal_init: bool = Field(
+        default=True, description="Orthogonal initial weights, small in the policy's last layer."
+    )
+    initial_std: float = Field(
+        default=1.0, gt=0, description="Standard deviation of continuous actions at the start."
+    )
+    lr: float = Field(default=1e-3, gt=0, description="Learning rate of Adam.")
+    lr_decay_from: float = Field(
+        default=1.0, ge=0, le=1, description="Fraction of the run after which lr falls to 0."
+    )
+    value_coefficient: float = Field(default=0.5, ge=0, description="Weight of the value loss.")
+    entropy_coefficient: float = Field(
+        default=0.0, ge=0, description="Weight of the entropy bonus."
+    )
+    max_grad_norm: float | None = Field(
+        default=0.5, gt=0, description="Longer gradients are shortened to this norm."
+    )
+    normalize_advantages: bool = Field(
+        default=False, description="Give the advantages of a batch mean 0 and deviation 1."
+    )
+    reward_scale: float = Field(default=1.0, gt=0, description="Factor of each reward.")
+    bootstrap_truncated: bool = Field(
+        default=True, description="Whether an episode that was cut off still has a future."
+    )
+
+    @property
+    def rollout_size(self) -> int:
+        """The steps of all environments in a rollout."""
+        return self.num_steps * self.num_envs
+
+    @model_validator(mode="after")
+    def check_rollout(self) -> Self:
+        """Raise where normalised advantages would all be 0."""
+        if self.normalize_advantages and self.rollout_size == 1:
+            raise ValueError(
+                "Setting 'normalize_advantages' needs a rollout of at least two steps: raise "
+                "'num_steps' or 'num_envs'."
+            )
+        return self
+
+    def lr_now(self, step: int) -> float:
+        """Return the learning rate at a step."""
+        return decayed(self.lr, step / self.total_steps, self.lr_decay_from)
+
+
+# %% book/policy_gradient.py · The agent
+class A2C(Agent):
+    """A policy that learns from the advantages of its own actions."""
+
+    name: ClassVar[str] = "a2c"
+    config_class: ClassVar[type[Config]] = A2CConfig
+    actions: ClassVar[str] = "discrete or continuous"
+    parts: ClassVar[tuple[str, ...]] = ("policy", "value_network", "optimizer", "rollout")
+    compiled: ClassVar[tuple[str, ...]] = ("compute_gradients",)
+    config: A2CConfig
+    observation_space: gym.spaces.Box
+    action_space: gym.spaces.Discrete | gym.spaces.Box
+
+    def build(self) -> None:
+        """Make networks, optimiser and buffer."""
+        config, space = self.config, self.action_space
+        if isinstance(space, gym.spaces.Box) and np.dtype(space.dtype).kind != "f":
+            raise ValueError(f"{config.env_id!r} has actions that are not real numbers ({space}).")
+        self.policy = self.make_policy().to(self.device)
+        self.value_network = self.make_value_network().to(self.device)
+        parameters = [*self.policy.parameters(), *self.value_network.parameters()]
+        self.optimizer = torch.optim.Adam(parameters, lr=config.lr, eps=1e-5, fused=True)
+        self.rollout = RolloutBuffer(
+            config.num_steps, config.num_envs, self.observation_space, space
+        )
+
+    def make_policy(self) -> nn.Module:
+        """Make a network from observations (batch, inputs) to a distribution over actions."""
+        config, space, (inputs,) = self.config, self.action_space, self.observation_space.shape
+        if isinstance(space, gym.spaces.Discrete):
+            return CategoricalPolicy(inputs, int(space.n), config.hidden, config.orthogonal_init)
+        (actions,), std = space.shape, config.initial_std
+        return GaussianPolicy(inputs, actions, config.hidden, config.orthogonal_init, std)
+
+    def make_value_network(self) -> nn.Module:
+        """Make a network from observations (batch, inputs) to values (batch,)."""
+        (inputs,) = self.observation_space.shape
+        return ValueNetwork(inputs, self.config.hidden, self.config.orthogonal_init)
+
+    @torch.no_grad()
+    def act(
+        self, obs: np.ndarray, state: Any, episode_start: np.ndarray, explore: bool
+    ) -> tuple[np.ndarray, Any]:
+        """Sample from the policy, or take the likeliest action."""
+        distribution = self.policy(torch.as_tensor(obs, device=self.device))
+        action = sample_action(distribution, self.generator) if explore else distribution.mode
+        self.sampled = action.cpu().numpy()  # for `observe`: the environment gets it clipped
+        if isinstance(self.action_space, gym.spaces.Discrete):
+            return self.sampled + self.action_space.start, state
+        low, high = self.action_space.low, self.action_space.high
+        return np.clip(self.sampled, low, high).astype(low.dtype), state
+
+    def observe(self, transition: Transition) -> None:
+        """Store one step of all environments."""
+        self.rollout.add(transition, self.sampled, transition.reward * self.config.reward_scale)
+
+    @torch.no_grad()
+    def finish_rollout(self) -> RolloutBatch:
+        """Compute advantages and returns of the rollout, with the networks that collected it."""
+        config, steps = self.config, self.rollout.tensors(self.device)
+        shape = steps["reward"].shape  # (time, envs)
+        obs, next_obs, action = (steps[n].flatten(0, 1) for n in ("obs", "next_obs", "action"))
+        value, next_value = self.value_network(obs), self.value_network(next_obs)  # (batch,)
+        terminated, ended = steps["terminated"], steps["ended"]
+        if not config.bootstrap_truncated:
+            terminated = ended  # as if nothing could follow
+        advantage = gae(
+            steps["reward"],
+            value.view(shape),
+            next_value.view(shape),
+            terminated,
+            ended,
+            config.gamma,
+            config.gae_lambda,
+        ).flatten()
+        log_prob = self.policy(obs).log_prob(action)
+        return RolloutBatch(obs, action, advantage, advantage + value, log_prob, value)
+
+    def batches(self) -> Iterator[RolloutBatch]:
+        """Yield each rollout once, when it is full."""
+        if self.rollout.full:
+            yield self.finish_rollout()
+            self.rollout.clear()
+
+    def compute_gradients(self, batch: RolloutBatch) -> Metrics:
+        """Backpropagate the loss of a batch."""
+        config, advantage = self.config, batch.advantage
+        if config.normalize_advantages:
+            advantage = normalize(advantage)
+        distribution = self.policy(batch.obs)
+        loss, metrics = a2c_loss(
+            distribution.log_prob(batch.action),
+            distribution.entropy(),
+            self.value_network(batch.obs),
+            advantage,
+            batch.returns,
+            config.value_coefficient,
+            config.entropy_coefficient,
+        )
+        loss.backward()
+        return metrics
+
+    def update(self, batch: RolloutBatch) -> UpdateResult:
+        """Make one gradient step of both networks."""
+        config = self.config
+        self.optimizer.zero_grad()
+        metrics = self.compute_gradients(batch)
+        if config.max_grad_norm is not None:
+            parameters = [*self.policy.parameters(), *self.value_network.parameters()]
+            nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
+        set_learning_rate(self.optimizer, config.lr_now(self.global_step))
+        self.optimizer.step()
+        return UpdateResult(metrics)
+
+    @torch.no_grad()
+    def values(self, obs: np.ndarray) -> np.ndarray:
+        """Return the values (batch,) of observations (batch, inputs)."""
+        return self.value_network(torch.as_tensor(obs, device=self.device)).cpu().numpy()
+
+    @torch.no_grad()
+    def probabilities(self, obs: np.ndarray) -> np.ndarray:
+        """Return the probability of each of a few actions, (batch, actions)."""
+        distribution = self.policy(torch.as_tensor(obs, device=self.device))
+        if not isinstance(distribution, Categorical):
+            raise ValueError("Continuous actions have a density, not a list of probabilities.")
+        return distribution.probs.cpu().numpy()
+
+
+def train_a2c(config: A2CConfig, progress: bool = True) -> RunResult:
+    """Train A2C with these settings."""
+    return train(A2C(config=config), progress)
