@@ -308,11 +308,6 @@
 #
 # The range that holds the true mean in 95 % of experiments like this one; the band around a curve.
 # See [Figures](figures.ipynb).
-#
-# ### Provenance comment
-#
-# The line in a module that names the chapter and the heading where the code below it is taught. See
-# [From chapter to library](tangle.ipynb).
 
 # %% [markdown]
 # ## Where each word comes first

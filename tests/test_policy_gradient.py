@@ -153,7 +153,8 @@ def test_orthogonal_weights_keep_lengths_and_start_undecided() -> None:
     assert (probabilities - 0.5).abs().max() < 0.02
     assert ValueNetwork(4, (8,))(torch.zeros(3, 4, dtype=torch.uint8)).shape == (3,)
     plain = TanhMLP((4, 64, 2), 0.01, orthogonal=False)
-    assert plain[0].bias.any() and plain[2].weight.abs().max() > 0.02
+    first, last = plain.get_parameter("0.bias"), plain.get_parameter("2.weight")
+    assert first.any() and last.abs().max() > 0.02
 
 
 # GAE
@@ -189,7 +190,8 @@ def test_gae_is_that_of_numpy(time: int, envs: int, gae_lambda: float) -> None:
     ended = terminated | (rng.random((time, envs)) < 0.15)
     arrays = (reward, value, next_value, terminated, ended)
     expected = reference_gae(*arrays, 0.9, gae_lambda)
-    found = gae(*(torch.from_numpy(array) for array in arrays), 0.9, gae_lambda)
+    rewards, values, next_values, stops, ends = (torch.from_numpy(array) for array in arrays)
+    found = gae(rewards, values, next_values, stops, ends, 0.9, gae_lambda)
     np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
 
 
@@ -472,7 +474,10 @@ def test_learning_rate_falls_and_gradients_are_clipped() -> None:
     assert norm.item() == pytest.approx(1e-3, rel=1e-2)
 
 
-PROBE = {"hidden": (16,), "num_steps": 8, "lr": 1e-2, "gamma": 0.9, "eval_every": 0, "seed": 0}
+PROBE: dict[str, Any] = {
+    **{"hidden": (16,), "num_steps": 8, "lr": 1e-2},
+    **{"gamma": 0.9, "eval_every": 0, "seed": 0},
+}
 
 
 @pytest.mark.parametrize("continuous", [False, True])
