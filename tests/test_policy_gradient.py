@@ -153,8 +153,8 @@ def test_orthogonal_weights_keep_lengths_and_start_undecided() -> None:
     assert (probabilities - 0.5).abs().max() < 0.02
     assert ValueNetwork(4, (8,))(torch.zeros(3, 4, dtype=torch.uint8)).shape == (3,)
     plain = TanhMLP((4, 64, 2), 0.01, orthogonal=False)
-    first, last = plain.get_parameter("0.bias"), plain.get_parameter("2.weight")
-    assert first.any() and last.abs().max() > 0.02
+    bias, weight = plain.get_parameter("0.bias"), plain.get_parameter("2.weight")
+    assert bias.any() and weight.abs().max() > 0.02
 
 
 # GAE
