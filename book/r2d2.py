@@ -1077,7 +1077,7 @@ print(values_after(q, bootstrap, burn_in=3).flatten().tolist())
 # ```python
 # import copy
 #
-# student = R2D2.from_config("masked_cartpole")
+# student = R2D2.from_config("masked_cartpole", lr_decay_from=1.0)  # so that it still learns after
 # student.learn(4_000)
 # target, batch = copy.deepcopy(student.q_network), student.sample()
 # trained = batch.after(student.config.burn_in)
