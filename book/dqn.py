@@ -253,7 +253,7 @@ assert torch.equal(scaled(obs), plain(obs * torch.tensor([1.0, 1.0, 8.0, 1.0])))
 # state after them. With $n = 1$ it is the formula above.
 #
 # **Double DQN.** The maximum is optimistic. Say that both true values are 0 and the guesses are +1 and
-# −1 by chance: the maximum is +1, too high. This is called *overestimation*. Double DQN splits the work
+# −1 by chance: the maximum is +1, too high. This is called overestimation. Double DQN splits the work
 # in two: the Q-network chooses the action, the target network says what it is worth. A value that is too
 # high by chance in one network is rarely so in the other.
 #

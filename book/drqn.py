@@ -15,7 +15,7 @@
 # # DRQN: an agent that remembers
 #
 # A Q-network sees one observation at a time. Where one observation does not tell everything, which
-# is called *partial observability*, no amount of training helps it. In this chapter you turn DQN into
+# is called partial observability, no amount of training helps it. In this chapter you turn DQN into
 # a *Deep Recurrent Q-Network* (DRQN): you put an LSTM between the observations and the Q-values, keep
 # pieces of episodes in the replay buffer instead of single steps, and compute the loss over sequences.
 # At the end an agent that sees neither the velocity of the cart nor that of the pole keeps the pole up.

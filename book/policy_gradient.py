@@ -17,7 +17,7 @@
 # So far you have learned values and then acted on them. In this chapter you train the policy itself: a
 # network outputs the probability of each action, and you change its parameters so that good actions become
 # more likely. You derive the gradient of a return, see how noisy it is, and take the noise away in three
-# steps: a baseline, a value network, and *generalised advantage estimation* (GAE). What results is
+# steps: a baseline, a value network, and generalised advantage estimation (GAE). What results is
 # *advantage actor-critic* (A2C), for discrete and for continuous actions. The figure shows five runs of it.
 #
 # | | |
@@ -1272,7 +1272,8 @@ print("truncated, with the bug:", shown.flatten().tolist(), " by hand: [3, 2, 6]
 #     name = "shared_a2c"
 #
 #     def make_value_network(self) -> nn.Module:
-#         return Head(self.policy.mlp[:-1], self.config.hidden[-1])
+#         body = nn.Sequential(*list(self.policy.mlp)[:-1])
+#         return Head(body, self.config.hidden[-1])
 #
 #
 # agent = SharedA2C("CartPole-v1", eval_every=0)

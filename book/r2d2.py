@@ -15,7 +15,7 @@
 # # R2D2: replaying what surprised you
 #
 # DRQN samples its chunks uniformly, and starts each from a hidden state that an older network
-# computed. R2D2, short for *Recurrent Replay Distributed DQN*, changes both. With *prioritised replay*
+# computed. R2D2, short for *Recurrent Replay Distributed DQN*, changes both. With prioritised replay
 # a chunk is sampled the more often, the larger its TD errors were. With *burn-in* the network of today
 # first reads a few steps of a chunk, and is trained on the rest. In this chapter you build the two on
 # top of [DRQN](drqn.ipynb), leave out what is distributed, and measure what each part is worth.

@@ -19,8 +19,8 @@
 # the last one made too large. *Randomized ensembled double Q-learning* (REDQ) keeps ten critics instead
 # of two, and uses a random pair of them in each target. You build it here from [SAC](sac.ipynb) in a
 # few lines. The figure shows a smaller one, with five critics, on Pendulum: beside it two critics with
-# as many updates, and SAC. The number of updates for each environment step is called the update-to-data
-# ratio (UTD).
+# as many updates, and SAC. The number of updates for each environment step is called the
+# update-to-data ratio (UTD).
 
 # %% tags=["hide-input"]
 #| export
