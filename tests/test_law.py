@@ -328,8 +328,8 @@ def test_the_real_compiler_gives_the_same_weights(
     assert_close(eager, compiled)
 
 
+@torch._dynamo.config.patch(recompile_limit=1)  # PyTorch's own is eight
 def test_a_process_may_compile_many_different_agents(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)  # PyTorch's own is eight
     for units in (9, 10, 11):
         settings = {"hidden": (units,), "huber": units % 2 == 0}
         with monkeypatch.context() as patch:
