@@ -169,6 +169,15 @@ class Config(BaseModel):
     eval_max_steps: int = Field(
         default=30_000, ge=1, description="Steps after which such an episode is cut."
     )
+    stop_at_return: float | None = Field(
+        default=None, description="Stop when an evaluation's mean return reaches this."
+    )
+    stop_patience: int | None = Field(
+        default=None, ge=1, description="Stop after so many evaluations without improvement."
+    )
+    keep_best: bool = Field(
+        default=False, description="Keep the agent of the best evaluation in checkpoints/best.pt."
+    )
     log_every: int = Field(
         default=1_000, ge=1, description="Environment steps between lines of training metrics."
     )
