@@ -474,7 +474,8 @@ assert not crosses(step=1000, advance=4, every=0)  # 0 means never
 # The collector steps an agent through its environments. Its `step` is the heart of the loop, so read it
 # slowly:
 #
-# 1. the agent acts on the observations and its hidden state;
+# 1. the observations are [preprocessed](preprocess.ipynb), and the agent acts on them and on its hidden
+#    state;
 # 2. the environments step, and what they return is checked: no agent can learn from a number that is
 #    not finite;
 # 3. at a checkpoint all environments are reset;
@@ -488,8 +489,8 @@ assert not crosses(step=1000, advance=4, every=0)  # 0 means never
 #
 # And what if the environment itself fails, after a day of training? The first three parts of a step are
 # the ones that run foreign code, and they come before anything is changed: `play` steps the environments
-# and only looks, `count` writes down what happened and cannot fail. Acting changes one thing, the agent's
-# generator, so that is put back. So an exception in the environment leaves agent and collector as they
+# and only looks, `count` writes down what happened and cannot fail. Before that only the agent's generator
+# and the statistics of its preprocessing change, so those are put back. So an exception in the environment leaves agent and collector as they
 # were before the step, and the run can be saved there.
 
 # %%
@@ -544,6 +545,7 @@ class Collector:
         self.actions: list[np.ndarray] = []  # since the reset: they lead back to this step
         self.episode_start = np.ones(count, dtype=bool)
         self.returns, self.first_step = np.zeros(count), [0] * count  # of the episodes under way
+        self.discounted = np.zeros(count)  # returns so far, whose deviation can scale the rewards
         self.state: Any = None  # the agent's hidden state
 
     def play(self, action: np.ndarray) -> tuple[Any, ...]:
@@ -560,6 +562,8 @@ class Collector:
         """Write down what `play` returned."""
         self.obs, _, reward, terminated, truncated = played
         self.actions.append(action)
+        discount = self.agent.preprocessing.gamma * ~self.episode_start
+        self.discounted = discount * self.discounted + reward
         self.episode_start = terminated | truncated
         self.returns += reward
         self.finished = []
@@ -572,22 +576,28 @@ class Collector:
 
     def step(self) -> None:
         """Take one step in each environment and show it to the agent."""
-        agent, obs, state, start = self.agent, self.obs, self.state, self.episode_start
-        step, generator = agent.global_step + len(obs), agent.generator.bit_generator
-        checkpoint = crosses(step, len(obs), self.config.checkpoint_every)
-        before = generator.state
+        agent, state, start = self.agent, self.state, self.episode_start
+        step, generator = agent.global_step + len(start), agent.generator.bit_generator
+        checkpoint = crosses(step, len(start), self.config.checkpoint_every)
+        preprocessing = agent.preprocessing
+        before = generator.state, preprocessing.state_dict()
         try:
+            preprocessing.update(self.obs)
+            obs = preprocessing.prepare(self.obs)
             action, next_state = agent.act(obs, state, start, explore=True)
             played = self.play(action)
             fresh_obs = self.reset(step) if checkpoint else None
         except BaseException:
-            generator.state = before  # and nothing else has changed
+            generator.state = before[0]  # and nothing else has changed but the statistics
+            preprocessing.load_state_dict(before[1])
             raise
         agent.global_step = step
         self.count(action, played)
         self.state = next_state
         _, next_obs, reward, terminated, truncated = played
         truncated = ~terminated if checkpoint else truncated & ~terminated
+        next_obs = preprocessing.prepare(next_obs)
+        reward = preprocessing.scale_reward(reward, self.discounted)
         if fresh_obs is not None:
             if step - self.origin >= self.config.checkpoint_every:
                 self.warn_of_cuts()
