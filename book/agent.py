@@ -558,6 +558,11 @@ class Agent(ABC):
         if config.compile:
             compile_methods(self)
 
+    def __repr__(self) -> str:
+        where = f"{self.config.env_id!r}, seed={self.config.seed}"
+        learned = f"step {self.global_step:,}, {self.updates:,} updates"
+        return f"{type(self).__name__}({where}: {learned})"
+
     # What an algorithm fills in
 
     @abstractmethod

@@ -669,7 +669,8 @@ class Logger:
         self.lines: list[dict[str, float]] = []
         self.sums: dict[str, Tensor] = {}  # of the metrics since the last line
         self.counts: dict[str, int] = {}
-        self.evaluated: dict[str, float] = {}  # the last evaluation
+        self.trained: dict[str, float] = {}  # the last line of the training
+        self.evaluated: dict[str, float] = {}  # and that of an evaluation
 
     def add(self, metrics: Metrics) -> None:
         """Count the metrics of one update."""
@@ -696,6 +697,7 @@ class Logger:
         if self.directory:
             self.directory.episodes.flush()
         self.write(line)
+        self.trained = line
 
     def log_evaluation(self, step: int, evaluation: Evaluation) -> None:
         """Write what an evaluation scored."""
@@ -714,7 +716,7 @@ class Logger:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs to go on with the same lines."""
-        state = {name: getattr(self, name) for name in ("sums", "counts", "evaluated")}
+        state = {name: getattr(self, name) for name in ("sums", "counts", "trained", "evaluated")}
         if self.directory is None:
             return {**state, "lines": self.lines}
         self.directory.episodes.flush()
@@ -724,7 +726,7 @@ class Logger:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go back to a stored step: what was written after it is dropped."""
         self.sums, self.counts = dict(state["sums"]), dict(state["counts"])
-        self.evaluated = state["evaluated"]
+        self.trained, self.evaluated = state["trained"], state["evaluated"]
         if self.directory:
             self.directory.metrics.truncate(state.get("size", 0))
             self.directory.episodes.go_on(state.get("episodes", 0))
@@ -804,7 +806,7 @@ assert np.array_equal(first, second) and agent.state_dict()["generator"] == befo
 
 # %%
 #| export
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunResult:
     """What a run leaves: its last metrics, all their lines, its checkpoint and its agent."""
 
@@ -815,6 +817,13 @@ class RunResult:
     seconds: float  # of this process
     stopped: str | None = None  # why a callback ended it, if one did
 
+    def __repr__(self) -> str:
+        score = self.metrics.get("eval_return_mean")
+        parts = [] if score is None else [f"mean return {score:.1f}"]
+        parts += [f"{self.seconds:.1f} s"] + [f"stopped: {self.stopped}"] * bool(self.stopped)
+        parts += [str(self.checkpoint)] if self.checkpoint else ["nothing written"]
+        return f"RunResult({self.agent!r}, {', '.join(parts)})"
+
     def curve(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the steps at which a metric was written, and its values there."""
         lines = [line for line in self.history if name in line]
@@ -823,7 +832,9 @@ class RunResult:
 
 # %%
 three = [{"global_step": 10, "loss": 2.0}, {"global_step": 20}, {"global_step": 30, "loss": 1.0}]
-steps, losses = RunResult({}, three, None, agent, seconds=0.0).curve("loss")
+result = RunResult({"eval_return_mean": 9.5}, three, None, agent, seconds=0.0)
+print(result)
+steps, losses = result.curve("loss")
 assert steps.tolist() == [10, 30] and losses.tolist() == [2.0, 1.0]
 
 # %%
@@ -835,16 +846,17 @@ class Run:
         self,
         agent: Agent,
         directory: RunDirectory | None,
-        until: int,
         progress: bool = True,
         callbacks: Callbacks = (),
+        until: int | None = None,
     ) -> None:
         self.agent, self.directory, self.config = agent, directory, agent.config
-        self.until = until  # the step at which it ends
+        self.until = until or agent.config.total_steps  # the step at which it ends
         self.collector = Collector(agent)
         self.logger = Logger(directory, agent.config.tensorboard)
         self.evaluator = Evaluator(agent.config)
-        self.progress = Progress(agent.name, agent.global_step, until, progress)
+        label = f"{agent.name}, seed {agent.config.seed}"  # of several runs side by side
+        self.progress = Progress(label, agent.global_step, self.until, progress)
         self.callbacks = [*make_callbacks(agent.config), *callbacks]
         self.stopped: str | None = None  # why a callback ended the run
         self.compiling = agent.config.compile  # until the first update is done
@@ -857,7 +869,7 @@ class Run:
         """Take one step of all environments and do what is due after it."""
         config, agent = self.config, self.agent
         self.collector.step()
-        metrics = self.update()
+        self.update()
         step = agent.global_step
         if self.directory:
             for episode in self.collector.finished:
@@ -871,10 +883,10 @@ class Run:
             self.evaluate()
         if crosses(step, config.num_envs, config.checkpoint_every):
             self.save()
-        self.progress.step(step, metrics)
+        self.progress.step(step, self.logger.trained)
 
-    def update(self) -> Metrics:
-        """Make the updates that are due; return the metrics of the last."""
+    def update(self) -> None:
+        """Make the updates that are due, and count the metrics of the last."""
         agent, metrics = self.agent, Metrics()
         for batch in agent.batches():
             if self.compiling:
@@ -887,7 +899,6 @@ class Run:
             if not math.isfinite(loss):
                 raise FloatingPointError(f"the loss of update {agent.updates} is {loss}")
             self.logger.add(metrics)
-        return metrics
 
     def evaluate(self) -> None:
         """Log what greedy episodes score with these weights, unless that has just been done."""
@@ -895,7 +906,7 @@ class Run:
         if self.logger.evaluated.get("global_step") != step:
             evaluation = self.evaluator.evaluate(self.agent, stop=lambda: bool(self.caught))
             self.logger.log_evaluation(step, evaluation)
-            self.progress.evaluated(step, evaluation)
+            self.progress.evaluated(step, evaluation, self.logger.trained)
             for callback in self.callbacks:
                 callback.after_evaluation(self, evaluation)
 
@@ -1055,7 +1066,7 @@ def train(
     elif agent.config.run_dir:
         agent.directory = RunDirectory.create(agent.config.run_dir, agent)
     with agent.directory or nullcontext():
-        run = Run(agent, agent.directory, until, progress, callbacks)
+        run = Run(agent, agent.directory, progress, callbacks, until)
         before = agent.training_state
         if before and before["envs"] == environments_of(agent.config):
             run.load_state_dict(before)
@@ -1090,7 +1101,7 @@ def resume(
             reached = newest[1]["agent"]["global_step"]
             if reached >= until + agent.config.num_envs:  # the last step of all may overshoot
                 raise ValueError(f"{path} is already at step {reached:,}: ask for more steps.")
-        run = Run(agent, directory, until, progress, callbacks)
+        run = Run(agent, directory, progress, callbacks, until)
         if newest:
             run.saved, content = newest
             if REPLAY in agent.parts and REPLAY not in content["agent"]:
