@@ -760,14 +760,18 @@ class Run:
     """The loop: collect, update, log, evaluate and checkpoint, until it is done or stopped."""
 
     def __init__(
-        self, agent: Agent, directory: RunDirectory | None, until: int, progress: bool = True
+        self,
+        agent: Agent,
+        directory: RunDirectory | None,
+        progress: bool = True,
+        until: int | None = None,
     ) -> None:
         self.agent, self.directory, self.config = agent, directory, agent.config
-        self.until = until  # the step at which it ends
+        self.until = until or agent.config.total_steps  # the step at which it ends
         self.collector = Collector(agent)
         self.logger = Logger(directory, agent.config.tensorboard)
         self.evaluator = Evaluator(agent.config)
-        self.progress = Progress(agent.name, agent.global_step, until, progress)
+        self.progress = Progress(agent.name, agent.global_step, self.until, progress)
         self.compiling = agent.config.compile  # until the first update is done
         self.caught: list[int] = []  # signals
         self.whole_step = agent.global_step  # the last step that was done as a whole
@@ -945,7 +949,7 @@ def train(agent: Agent, progress: bool = True, until: int | None = None) -> RunR
     elif agent.config.run_dir:
         agent.directory = RunDirectory.create(agent.config.run_dir, agent)
     with agent.directory or nullcontext():
-        run = Run(agent, agent.directory, until, progress)
+        run = Run(agent, agent.directory, progress, until)
         before = agent.training_state
         if before and before["envs"] == environments_of(agent.config):
             run.load_state_dict(before)
@@ -977,7 +981,7 @@ def resume(
             reached = newest[1]["agent"]["global_step"]
             if reached >= until + agent.config.num_envs:  # the last step of all may overshoot
                 raise ValueError(f"{path} is already at step {reached:,}: ask for more steps.")
-        run = Run(agent, directory, until, progress)
+        run = Run(agent, directory, progress, until)
         if newest:
             run.saved, content = newest
             if REPLAY in agent.parts and REPLAY not in content["agent"]:
