@@ -306,8 +306,8 @@
 #
 # ### Confidence interval
 #
-# The range that holds the true mean in 95 % of experiments like this one; the band around a curve.
-# See [Figures](figures.ipynb).
+# The range that should hold the true mean in 95 % of experiments like this one; the band around a curve,
+# which is a bootstrap interval. See [Figures](figures.ipynb).
 
 # %% [markdown]
 # ## Where each word comes first

@@ -327,7 +327,8 @@ def evaluate_command(parser: Parser, arguments: list[str]) -> int:
         return 0
     print(f"{agent.name} on {agent.config.env_id} after {agent.global_step:,} steps")
     print(f"mean return      {result.mean:.2f} over {options.episodes} greedy episodes")
-    print(f"95 % interval    {f'{low:.2f} to {high:.2f}' if known else 'needs two episodes'}")
+    ends = f"{low:.2f} to {high:.2f} (bootstrap)" if known else "needs two episodes"
+    print(f"95 % interval    {ends}")
     print(f"std of episodes  {result.std:.2f}")
     return 0
 

@@ -123,7 +123,7 @@ def use_style() -> None:
 def plot_band(
     ax: Axes, steps: np.ndarray, values: np.ndarray, label: str, color: str | None = None
 ) -> Line2D:
-    """Draw the mean of `values` (seeds, points) and the 95 % Student-t interval of that mean."""
+    """Draw the mean of `values` (seeds, points) and the 95 % bootstrap interval of that mean."""
     steps, values = np.asarray(steps), np.atleast_2d(np.asarray(values, dtype=np.float64))
     if values.shape != (len(values), steps.size) or len(values) == 0:
         raise ValueError(
