@@ -562,8 +562,9 @@ class Collector:
         """Write down what `play` returned."""
         self.obs, _, reward, terminated, truncated = played
         self.actions.append(action)
-        discount = self.agent.preprocessing.gamma * ~self.episode_start
-        self.discounted = discount * self.discounted + reward
+        if self.config.normalize_rewards:
+            discount = self.agent.preprocessing.gamma * ~self.episode_start
+            self.discounted = discount * self.discounted + reward
         self.episode_start = terminated | truncated
         self.returns += reward
         self.finished = []

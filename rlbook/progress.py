@@ -127,6 +127,7 @@ class TerminalBar(Display):
             desc=tally.label,
             unit="step",
             ncols=bar_width(),
+            nrows=24,  # otherwise it asks the terminal, and shows nothing if that has no size
         )
 
     def start_at(self, step: int) -> None:
