@@ -198,7 +198,8 @@ def parse_training(
     algo, settings = choose(arguments)
     if algo is None:
         add_groups(parser, Config)
-        parser.epilog = f"`{parser.prog} ALGO --help` shows the settings of an algorithm too."
+        more = f"`{parser.prog} ALGO --help` shows the settings of an algorithm too."
+        parser.description = f"{parser.description or ''}\n{more}".strip()
         if {"-h", "--help"} & {*arguments}:
             parser.parse(arguments)  # prints the help and exits
         example = f"`{parser.prog} dqn`"
