@@ -87,6 +87,13 @@ from .policy_gradient import (
     sample_action,
     train_a2c,
 )
+from .ppo import (
+    PPO,
+    PPOConfig,
+    clipped_objective,
+    ppo_loss,
+    train_ppo,
+)
 from .r2d2 import (
     R2D2,
     RESCALE_EPSILON,
@@ -148,6 +155,7 @@ __all__ = [
     "ENCODERS",
     "LOG_STD",
     "MLP",
+    "PPO",
     "R2D2",
     "REDQ",
     "RESCALE_EPSILON",
@@ -174,6 +182,7 @@ __all__ = [
     "Layers",
     "NStepAccumulator",
     "ObservationPreprocessor",
+    "PPOConfig",
     "PixelActor",
     "PixelCritic",
     "PixelObservation",
@@ -209,6 +218,7 @@ __all__ = [
     "check_stacks",
     "check_steps",
     "chunk_dtype",
+    "clipped_objective",
     "critic_loss",
     "decayed",
     "dqn_loss",
@@ -235,6 +245,7 @@ __all__ = [
     "noisy_action",
     "normalize",
     "polyak_update",
+    "ppo_loss",
     "r2d2_loss",
     "random_shift",
     "random_subset",
@@ -258,6 +269,7 @@ __all__ = [
     "train_dqn",
     "train_drqn",
     "train_drqv2",
+    "train_ppo",
     "train_r2d2",
     "train_redq",
     "train_sac",
