@@ -634,6 +634,30 @@ plt.show()
 assert abs(angle[values.argmax()]) < 1.2  # the value is highest near the top
 
 # %% [markdown]
+# ## Details that matter
+#
+# PPO is known for details that papers hardly mention. Here are five seeds each on CartPole, with one detail taken
+# away at a time. Indigo is the whole algorithm, black the variant: the line is the mean, the band its 95 % interval.
+# Below, each dot is the last evaluation of a seed, the diamond their interquartile mean (IQM), and the bar its 95 %
+# interval, as [Sweeps](sweep.ipynb) explains them. *One epoch* learns from each rollout once. *Truncated counts as
+# terminated* bootstraps with nothing where the time limit cuts an episode off.
+
+# %% tags=["hide-input"]
+details = load_result("results/ppo_details.json")
+draw_parts(plt.figure(), details)
+plt.show()
+print(made_by(details))
+
+# %% [markdown]
+# **Epochs** decide here: with one pass over each rollout the mean stays near 100, with ten the IQM is 477. That is the
+# promise of the chapter, kept. Of the others five seeds show little on so easy a task, because the seeds differ
+# more than the variants do. Without clipping the IQM is 441: on CartPole the ratio alone does most of the work, since
+# a bad action has little weight left once its ratio is near 0, and A2C's logarithm has no such floor. Without normalised
+# advantages it is 369, with two seeds below 200. Initialisation, value clipping and truncation make no difference
+# that counts; few episodes reach CartPole's limit of 500 steps in these 30,000, and the probe above shows where
+# truncation does count. **Annealing costs** here: without it, all five seeds end above 490. A run that is this short
+# has no time for small steps at the end. It pays in the full 50,000, where all ten seeds stay at 500.
+#
 # ## Honest edges
 #
 # | paper | here | why |
