@@ -941,8 +941,8 @@ assert middles[2, 1].tolist() == [0, 114, 178] and middles[2, 2].tolist() == [25
 class TMaze(gym.Env[np.ndarray, Any]):
     """A corridor of `length` steps; the cue at its start says which turn at its end pays 1.
 
-    Action 0 turns left and 1 turns right at the junction; in the corridor both move forward. With `walk`
-    only action 2 moves forward. Observation: the cue (at the start), and whether you may turn.
+    Action 0 turns left and 1 turns right at the junction; in the corridor both move forward. With
+    `walk` only action 2 does. Observation: the cue (at the start), and whether you may turn.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 8}  # noqa: RUF012 (as in gym.Env)

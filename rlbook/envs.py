@@ -318,8 +318,8 @@ def draw_maze(length: int, cue: int, position: int, turn: int) -> np.ndarray:
 class TMaze(gym.Env[np.ndarray, Any]):
     """A corridor of `length` steps; the cue at its start says which turn at its end pays 1.
 
-    Action 0 turns left and 1 turns right at the junction; in the corridor both move forward. With `walk`
-    only action 2 moves forward. Observation: the cue (at the start), and whether you may turn.
+    Action 0 turns left and 1 turns right at the junction; in the corridor both move forward. With
+    `walk` only action 2 does. Observation: the cue (at the start), and whether you may turn.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 8}  # noqa: RUF012 (as in gym.Env)
