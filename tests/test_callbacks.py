@@ -1,6 +1,7 @@
 """What the chapter on callbacks cannot test about itself: exact resume, settings, the shell."""
 
 import csv
+import inspect
 import json
 import math
 import re
@@ -160,6 +161,12 @@ def test_stopping_is_a_flag_and_is_announced(
     assert "Stopped early because the mean return" in capsys.readouterr().out
     assert newest(tmp_path / "a")["agent"]["global_step"] == 100
     assert (tmp_path / "a" / "checkpoints" / "best.pt").is_file()
+
+
+@pytest.mark.parametrize("name", rlbook.ALGORITHMS)
+def test_the_trainer_of_each_algorithm_takes_callbacks(name: str) -> None:
+    parameters = inspect.signature(getattr(rlbook, f"train_{name}")).parameters
+    assert list(parameters) == ["config", "progress", "callbacks"]
 
 
 def test_shipped_callbacks_can_be_given_by_hand(tmp_path: Path) -> None:
