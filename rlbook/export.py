@@ -125,9 +125,9 @@ def quiet() -> Iterator[None]:
 
 def example_inputs(agent: Agent, batch: int = 2, seed: int = 0) -> dict[str, np.ndarray]:
     """Return random observations and, for a recurrent agent, the state where episodes start."""
-    space = copy.deepcopy(agent.observation_space)  # which has a generator of its own
+    space = copy.deepcopy(agent.preprocessing.env_space)  # which has a generator of its own
     space.seed(seed)
-    obs = np.stack([np.asarray(space.sample()) for _ in range(batch)]).astype(space.dtype)
+    obs = np.stack([np.asarray(space.sample(), space.dtype) for _ in range(batch)])
     _, state = agent.greedy(obs, None, np.ones(batch, dtype=bool))
     if state is None:
         return {"obs": obs}
@@ -168,6 +168,8 @@ def trace(agent: Agent, inputs: dict[str, np.ndarray]) -> Any:
 
 def reason(error: Exception) -> str:
     """Return the first line of what PyTorch's tracer says, and the line of code that it means."""
+    while error.__cause__:  # the exporter of ONNX wraps what went wrong
+        error = error.__cause__  # type: ignore[assignment]
     said = str(error).strip().partition("\n")[0].rstrip(".")
     lines = re.findall(r'File "[^"]+", line \d+, in .*\n\s+(\S.*)', str(error))
     return f"{said}, at `{lines[-1]}`" if lines else said

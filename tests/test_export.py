@@ -15,6 +15,7 @@ from rlbook.agent import Agent
 from rlbook.cli import main
 from rlbook.dqn import DQN
 from rlbook.export import export_onnx, numpy_values
+from rlbook.pixels import PointReach
 from rlbook.sac import SAC
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'rlbook[onnx]'")
@@ -40,6 +41,18 @@ class Shifted(gym.Env[np.ndarray, Any]):
         return self.observation_space.sample(), float(np.sum(action)), False, True, {}
 
 
+class ChannelsLast(PointReach):
+    """Pictures as (height, width, channels)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = gym.spaces.Box(0, 255, (24, 24, 3), np.uint8)
+
+    def observation(self) -> np.ndarray:
+        return super().observation().transpose(1, 2, 0)
+
+
+gym.register("rlbook-tests/ChannelsLast-v0", f"{__name__}:ChannelsLast", max_episode_steps=20)
 gym.register("rlbook-tests/Shifted-v0", f"{__name__}:Shifted")
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "scaled": ("dqn", {"observation_scale": (0.5, 2.0, 1.0, 3.0)}),
@@ -47,6 +60,10 @@ OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "no memory": ("drqn", {"carry_state": False}),
     "start 5": ("dqn", {"env_id": "rlbook-tests/Shifted-v0"}),
     "start 5, recurrent": ("r2d2", {"env_id": "rlbook-tests/Shifted-v0"}),
+    "normalised": ("dqn", {"normalize_observations": True}),
+    "normalised, recurrent": ("drqn", {"normalize_observations": True}),
+    "one-hot": ("dqn", {"env_id": "FrozenLake-v1"}),
+    "channels last": ("drqv2", {"env_id": "rlbook-tests/ChannelsLast-v0"}),
     "categorical": ("a2c", {"env_id": "CartPole-v1"}),
     "bounds": (
         "sac",
@@ -66,7 +83,7 @@ CASES = {**{name: (name, {}) for name in ALGORITHMS}, **OTHERS}
 
 def sequences(agent: Agent, steps: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
     """Return observations (steps, batch, ...) and where episodes start."""
-    rng, space = np.random.default_rng(0), agent.observation_space
+    rng, space = np.random.default_rng(0), agent.preprocessing.env_space
     space.seed(0)
     obs = np.stack([[space.sample() for _ in range(batch)] for _ in range(steps)])
     start = rng.random((steps, batch)) < 0.1
