@@ -49,6 +49,7 @@ from rlbook.agent import (
     Agent,
     Metrics,
     Transition,
+    algorithm_name,
     find_algorithm,
     torch_for_learning,
 )
@@ -200,7 +201,7 @@ class RunDirectory:
             tensorboard_class()  # a mistake is better told before anything is written
         try:
             directory.path.mkdir(parents=True, exist_ok=True)
-            write_settings(directory.config_path, agent.name, agent.config)
+            write_settings(directory.config_path, algorithm_name(type(agent)), agent.config)
         except OSError as error:
             raise ValueError(f"Could not make {path}: {error.strerror}.") from error
         return directory
@@ -548,9 +549,9 @@ class Run:
 # %% book/run.py · Starting and resuming
 def check_resumable(path: Path, content: dict[str, Any], agent: Agent) -> None:
     """Raise unless the checkpoint was written by a run of this algorithm, and is not beyond it."""
-    if content.get("algo") != agent.name:
-        found = content.get("algo")
-        raise ValueError(f"{path} holds a {found} agent, but the run is {agent.name}.")
+    found, wanted = content.get("algo"), algorithm_name(type(agent))
+    if found != wanted:
+        raise ValueError(f"{path} holds a {found} agent, but the run is {wanted}.")
     if "run" not in content:
         raise ValueError(f"{path} was saved by hand and is not a moment of a run: use rlbook.load.")
     reached, total = content["agent"]["global_step"], agent.config.total_steps
@@ -562,7 +563,7 @@ def check_resumable(path: Path, content: dict[str, Any], agent: Agent) -> None:
 def train(agent: Agent, progress: bool = True) -> RunResult:
     """Train an agent up to its `total_steps`, in its run directory if it has one."""
     if agent.directory:  # `learn` called again: the run is longer now
-        write_settings(agent.directory.config_path, agent.name, agent.config)
+        write_settings(agent.directory.config_path, algorithm_name(type(agent)), agent.config)
     elif agent.config.run_dir:
         agent.directory = RunDirectory.create(agent.config.run_dir, agent)
     with agent.directory or nullcontext():
@@ -595,5 +596,5 @@ def resume(
         else:
             directory.metrics.truncate(0)
         if total_steps is not None:
-            write_settings(directory.config_path, agent.name, agent.config)
+            write_settings(directory.config_path, algorithm_name(type(agent)), agent.config)
         return run.train()
