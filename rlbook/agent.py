@@ -524,14 +524,17 @@ def restore(
     content: dict[str, Any], source: Path, device: str, wanted: type[Agent] = Agent
 ) -> Agent:
     """Make the agent that a checkpoint holds, as a user's own subclass if that is `wanted`."""
-    kinds = {"algo": str, "config": dict, "interface": dict, "agent": dict}
-    if not all(isinstance(content.get(name), kind) for name, kind in kinds.items()):
-        raise CheckpointError(f"{source} is not an rlbook checkpoint.")
+    kinds = {"algo": str, "config": dict, "agent": dict}
+    try:
+        interface = Interface.from_plain(content["interface"])
+        assert all(isinstance(content[name], kind) for name, kind in kinds.items())
+    except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{source} is not an rlbook checkpoint.") from error
     found = find_algorithm(content["algo"])
     agent_class = wanted if issubclass(wanted, found) and wanted.name == found.name else found
     settings = {**content["config"], "device": device, "run_dir": None}
     config = make_config(agent_class.config_class, settings)
-    agent = agent_class(config=config, interface=Interface.from_plain(content["interface"]))
+    agent = agent_class(config=config, interface=interface)
     try:
         agent.load_state_dict(content["agent"])
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:

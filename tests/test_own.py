@@ -382,6 +382,7 @@ SPACES = {
     "Tuple": gym.spaces.Tuple([gym.spaces.Discrete(2)]),
     "MultiDiscrete": gym.spaces.MultiDiscrete([2, 3]),
     "MultiBinary": gym.spaces.MultiBinary(3),
+    "Box": gym.spaces.Box(0, 1, (4, 4)),
 }
 
 
