@@ -3,10 +3,14 @@
 import copy
 import functools
 import json
+import multiprocessing
+import os
 import pickle
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,15 +20,16 @@ import pytest
 import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.wrappers import FlattenObservation, TimeLimit
-from helpers import assert_same_run, in_child, run_rlbook
+from helpers import CHILDREN, assert_same, assert_same_run, in_child, run_rlbook
 
 import rlbook
 from rlbook.agent import find_algorithm
 from rlbook.checkpoint import read_checkpoint
 from rlbook.cli import main
 from rlbook.dqn import DQN, DQNConfig
-from rlbook.envs import make_env, name_env
-from rlbook.run import Run, RunDirectory, resume, train
+from rlbook.envs import close_vector_env, make_env, name_env
+from rlbook.progress import RunFailed
+from rlbook.run import Collector, Run, RunDirectory, resume, train
 from rlbook.settings import Config
 
 SMALL: dict[str, Any] = {
@@ -463,3 +468,129 @@ def test_a_reward_of_one_entry_is_a_number() -> None:
     agent = DQN(OneEntry, **SMALL)
     agent.learn(20, progress=False)
     assert torch.equal(agent.sample().reward, torch.ones(4))
+
+
+# Environments in processes
+
+
+class Slow(CartPoleEnv):
+    """CartPole whose step sleeps five milliseconds, and which says where it lives."""
+
+    def __init__(self, note: str | None = None) -> None:
+        super().__init__()
+        self.note = note
+
+    def reset(self, **options: Any) -> Any:
+        if self.note is not None:
+            with open(self.note, "a") as file:
+                file.write(f"{os.getpid()}\n")
+        return super().reset(**options)
+
+    def step(self, action: Any) -> Any:
+        time.sleep(0.005)
+        return super().step(action)
+
+
+def steps_per_second(num_envs: int, vectorize: str) -> float:
+    """Measure how fast an agent collects, its own work included; others may use the machine."""
+    agent = DQN(Slow, num_envs=num_envs, vectorize=vectorize, **{**SMALL, "learning_starts": 9_999})
+    collector, moments = Collector(agent), [time.perf_counter()]
+    for _ in range(200):
+        collector.step()
+        moments.append(time.perf_counter())
+    close_vector_env(collector.envs)
+    return num_envs / float(np.quantile(np.diff(moments), 0.1))
+
+
+def test_four_slow_environments_are_three_times_as_fast_as_one() -> None:
+    for _ in range(4):  # a busy machine may spoil a measurement
+        one, four = steps_per_second(1, "sync"), steps_per_second(4, "async")
+        if four >= 3 * one:
+            return
+    raise AssertionError(f"{one:.0f} and {four:.0f} steps per second")
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", lambda: make_short(7)])
+def test_a_run_in_processes_is_the_run_of_one_process_and_resumes_exactly(
+    env_id: Any, tmp_path: Path
+) -> None:
+    settings = {**SMALL, "env_id": name_env(env_id) if callable(env_id) else env_id}
+    settings |= {"num_envs": 3, "total_steps": 90, "checkpoint_every": 36, "log_every": 9}
+    folders = {kind: tmp_path / kind for kind in ("sync", "async", "parts")}
+    for kind in ("sync", "async"):
+        train(DQN(**settings, vectorize=kind, run_dir=str(folders[kind])), progress=False)
+    agent = DQN(**settings, vectorize="async", run_dir=str(folders["parts"]))
+    with RunDirectory.create(str(folders["parts"]), agent) as directory:
+        run = Run(agent, directory, progress=False)
+        while agent.global_step < 51:
+            run.step()
+        run.save()
+        run.close("stopped")
+    resume(folders["parts"], progress=False)
+    assert_same_run(folders["async"], folders["parts"])
+    one, two = (rlbook.load(folders[kind]).state_dict() for kind in ("sync", "async"))
+    assert_same(one, two)
+    assert not multiprocessing.active_children()
+
+
+def alive(pid: int) -> bool:
+    """Say whether a process runs, and is not only waiting to be buried."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks up processes in /proc")
+def test_a_killed_environment_ends_the_run_with_a_sentence_and_its_last_state(
+    tmp_path: Path,
+) -> None:
+    note = tmp_path / "pids"
+    settings = {**SMALL, "env_id": name_env(Slow), "env_kwargs": {"note": str(note)}}
+    settings |= {"num_envs": 3, "vectorize": "async", "checkpoint_every": 100_000}
+    agent = DQN(**settings, run_dir=str(tmp_path / "run"), total_steps=90)
+    update, killed = agent.update, []
+
+    def kill_one(batch: Any) -> Any:
+        if agent.global_step == 60 and not killed:
+            killed.append(sorted({int(pid) for pid in note.read_text().split()} - {os.getpid()})[1])
+            os.kill(killed[0], signal.SIGKILL)
+        return update(batch)
+
+    agent.update = kill_one  # type: ignore[method-assign]
+    with pytest.raises(RunFailed) as error:
+        train(agent, progress=False)
+    assert str(error.value).startswith("The process of an environment has ended, killed or out of ")
+    assert f"with `rlbook resume {tmp_path / 'run'}`" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not any(alive(int(pid)) for pid in set(note.read_text().split()) - {str(os.getpid())})
+    assert rlbook.load(tmp_path / "run").global_step == 60
+    resume(tmp_path / "run", progress=False)
+    whole = DQN(**{**settings, "env_kwargs": {}}, total_steps=90)
+    whole.learn(90, progress=False)
+    weights = [a.q_network.state_dict() for a in (whole, rlbook.load(tmp_path / "run"))]  # type: ignore[attr-defined]
+    assert_same(dict(weights[0]), dict(weights[1]))
+
+
+def train_for_ever(note: str) -> None:
+    """Train in processes until somebody comes."""
+    DQN(Slow, env_kwargs={"note": note}, num_envs=2, vectorize="async", **SMALL).learn(10**6)
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks up processes in /proc")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_no_environment_outlives_its_run(number: int, tmp_path: Path) -> None:
+    note = tmp_path / "pids"
+    process = CHILDREN.Process(target=train_for_ever, args=(str(note),))
+    process.start()
+    assert process.pid is not None
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and (not note.exists() or note.read_text().count("\n") < 4):
+        time.sleep(0.05)
+    pids = {int(pid) for pid in note.read_text().split()} - {process.pid}
+    assert len(pids) == 2 and all(alive(pid) for pid in pids)
+    os.kill(process.pid, number)
+    process.join(60)
+    while time.monotonic() < deadline and any(alive(pid) for pid in pids):
+        time.sleep(0.05)
+    assert not any(alive(pid) for pid in pids)
