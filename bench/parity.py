@@ -188,6 +188,97 @@ TASKS: dict[str, Task] = {
         },
         deviations=("Theirs has RMSprop by default; here it has Adam, as ours.",),
     ),
+    "trpo": Task(
+        algo="trpo",
+        peer="sb3_contrib:TRPO",
+        env_id="CartPole-v1",
+        total_steps=100_000,
+        num_envs=2,
+        eval_every=4_000,
+        ours={
+            "num_steps": 512,
+            "minibatch_size": 512,
+            "value_epochs": 20,
+            "gamma": 0.99,
+            "gae_lambda": 0.98,
+            "lr": 1e-3,
+            "target_kl": 0.01,
+            "damping": 1e-3,
+            "cg_iterations": 15,
+            "line_search_steps": 10,
+            "line_search_shrink": 0.8,
+            "hidden": (64, 64),
+        },
+        theirs={
+            "policy": "MlpPolicy",
+            "n_steps": 512,
+            "batch_size": 512,
+            "n_critic_updates": 20,
+            "gamma": 0.99,
+            "gae_lambda": 0.98,
+            "learning_rate": 1e-3,
+            "target_kl": 0.01,
+            "cg_damping": 1e-3,
+            "cg_max_steps": 15,
+            "line_search_max_iter": 10,
+            "line_search_shrinking_factor": 0.8,
+            "policy_kwargs": TANH64,
+        },
+        deviations=(
+            BESSEL,
+            "The KL divergence is that of the new policy from the old one here, and the reverse "
+            "there: the same to second order.",
+            "Conjugate gradients end early at a relative residual here, at an absolute one there.",
+        ),
+    ),
+    "recurrent_ppo": Task(
+        algo="recurrent_ppo",
+        peer="sb3_contrib:RecurrentPPO",
+        env_id="rlbook/MaskedCartPole-v0",
+        total_steps=100_000,
+        num_envs=8,
+        eval_every=4_000,
+        seeds=5,
+        ours={
+            "num_steps": 32,
+            "sequence_length": 32,
+            "minibatch_size": 256,
+            "epochs": 20,
+            "gamma": 0.98,
+            "gae_lambda": 0.8,
+            "lr": 1e-3,
+            "lr_decay_from": 0.0,
+            "clip_range": 0.2,
+            "clip_range_decay_from": 0.0,
+            "entropy_coefficient": 0.0,
+            "value_coefficient": 0.5,
+            "max_grad_norm": 0.5,
+            "lstm_units": 64,
+            "hidden": (64,),
+        },
+        theirs={
+            "policy": "MlpLstmPolicy",
+            "n_steps": 32,
+            "batch_size": 256,
+            "n_epochs": 20,
+            "gamma": 0.98,
+            "gae_lambda": 0.8,
+            "learning_rate": falls_to_zero(1e-3),
+            "clip_range": falls_to_zero(0.2),
+            "ent_coef": 0.0,
+            "vf_coef": 0.5,
+            "max_grad_norm": 0.5,
+            "policy_kwargs": {
+                "lstm_hidden_size": 64,
+                "net_arch": {"pi": [64], "vf": [64]},
+                "activation_fn": nn.Tanh,
+            },
+        },
+        deviations=(
+            BESSEL,
+            "Theirs cuts the rollout at one random step more in each epoch.",
+        ),
+    ),
     "dqn": Task(
         algo="dqn",
         peer="stable_baselines3:DQN",
@@ -346,7 +437,8 @@ Curve = dict[str, Any]  # steps, returns, seconds
 
 def run_ours(task: Task, seed: int, **changes: Any) -> Curve:
     """Train our agent and return its evaluations."""
-    steps, returns = train(task.our_agent(seed, **changes), progress=False).curve("eval_return_mean")
+    result = train(task.our_agent(seed, **changes), progress=False)
+    steps, returns = result.curve("eval_return_mean")
     return {"steps": steps.tolist(), "returns": [short(x) for x in returns]}
 
 
@@ -389,9 +481,7 @@ def stored_run(path: Path, settings: dict[str, Any], work: Callable[[], Curve]) 
     return found
 
 
-def collect(
-    task: Task, command: str, seeds: int, curves: dict[str, list[Curve]]
-) -> dict[str, Any]:
+def collect(task: Task, command: str, seeds: int, curves: dict[str, list[Curve]]) -> dict[str, Any]:
     """Return the result of all runs in the form of the book's stored results."""
     packages = ["stable-baselines3", "sb3-contrib"]
     runs = {}
