@@ -414,7 +414,7 @@ def test_on_policy_algorithms_learn_the_same_from_a_rollout(parity: ModuleType, 
     def flat(modules: Iterable[nn.Module]) -> Tensor:
         return torch.cat([weights(module) for module in modules])
 
-    class Compare(parity.BaseCallback):  # type: ignore[name-defined,misc]
+    class Compare(parity.BaseCallback):  # type: ignore[name-defined]
         """Gives ours the same weights and the same rollout, and stops when theirs has learned."""
 
         def _on_rollout_start(self) -> None:
