@@ -466,11 +466,17 @@ def contestants(task: Task, variants: bool = False) -> dict[str, tuple[dict[str,
     return found
 
 
+def agree(stored: dict[str, Any], today: dict[str, Any]) -> bool:
+    """Say whether a run would be made with the stored settings today; new ones may have come."""
+    today = plain(today)
+    return all(name in today and today[name] == value for name, value in stored.items())
+
+
 def stored_run(path: Path, settings: dict[str, Any], work: Callable[[], Curve]) -> Curve:
     """Return what an earlier call stored, or do the work and store it."""
     if path.exists():
         found: Curve = json.loads(path.read_text())
-        if found["settings"] != json.loads(json.dumps(settings)):
+        if not agree(found["settings"], settings):
             raise ValueError(f"{path} was made with other settings: choose another --run-dir.")
         return found
     began = time.process_time()
