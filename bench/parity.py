@@ -283,7 +283,7 @@ TASKS: dict[str, Task] = {
         algo="dqn",
         peer="stable_baselines3:DQN",
         env_id="CartPole-v1",
-        total_steps=50_000,
+        total_steps=30_000,
         ours={
             "hidden": (256, 256),
             "batch_size": 64,
@@ -298,7 +298,7 @@ TASKS: dict[str, Task] = {
             "double": False,
             "huber": True,
             "max_grad_norm": 10.0,
-            "epsilon_decay_steps": 8_000,
+            "epsilon_decay_steps": 4_800,
             "final_epsilon": 0.04,
         },
         theirs={
@@ -327,7 +327,7 @@ TASKS: dict[str, Task] = {
         algo="dqn",
         peer="stable_baselines3:DQN",
         env_id="LunarLander-v3",
-        total_steps=100_000,
+        total_steps=60_000,
         eval_every=5_000,
         seeds=5,
         ours={
@@ -359,14 +359,17 @@ TASKS: dict[str, Task] = {
             "target_update_interval": 250,
             "tau": 1.0,
             "max_grad_norm": 10.0,
-            "exploration_fraction": 0.12,
+            "exploration_fraction": 0.2,  # 12,000 steps
             "exploration_final_eps": 0.1,
             "policy_kwargs": {"net_arch": [256, 256]},
         },
         deviations=(
             "Ours makes its first update when 128 transitions are stored, theirs after 4 steps.",
         ),
-        variants={"rlbook, Double": {"double": True}},
+        variants={
+            "rlbook, Double": {"double": True},
+            "rlbook, squared error": {"huber": False, "max_grad_norm": None},
+        },
     ),
     "sac": Task(
         algo="sac",
