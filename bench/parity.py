@@ -159,9 +159,8 @@ TASKS: dict[str, Task] = {
         algo="a2c",
         peer="stable_baselines3:A2C",
         env_id="CartPole-v1",
-        total_steps=100_000,
+        total_steps=50_000,
         num_envs=8,
-        eval_every=4_000,
         ours={
             "num_steps": 5,
             "gamma": 0.99,
