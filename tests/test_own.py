@@ -549,7 +549,8 @@ def test_a_killed_environment_ends_the_run_with_a_sentence_and_its_last_state(
     settings = {**SMALL, "env_id": name_env(Slow), "env_kwargs": {"note": str(note)}}
     settings |= {"num_envs": 3, "vectorize": "async", "checkpoint_every": 100_000}
     agent = DQN(**settings, run_dir=str(tmp_path / "run"), total_steps=90)
-    update, killed = agent.update, []
+    update: Any = agent.update
+    killed: list[int] = []
 
     def kill_one(batch: Any) -> Any:
         if agent.global_step == 60 and not killed:
