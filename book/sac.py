@@ -370,13 +370,13 @@ class ActionScale:
     """Between the actions [-1, 1] of the policy and those of the environment."""
 
     def __init__(self, space: gym.spaces.Box) -> None:
-        self.low, self.high = space.low, space.high
+        self.low, self.high, self.dtype = space.low, space.high, space.dtype
         low, high = space.low.astype(np.float64), space.high.astype(np.float64)
         self.center, self.half = low / 2 + high / 2, high / 2 - low / 2
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
         """Map [-1, 1] to the bounds, and never a rounding error beyond them."""
-        scaled = (self.center + self.half * action).astype(self.low.dtype)
+        scaled = (self.center + self.half * action).astype(self.dtype)
         return np.clip(scaled, self.low, self.high)
 
     def from_env(self, action: np.ndarray) -> np.ndarray:
