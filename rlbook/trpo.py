@@ -226,9 +226,10 @@ class TRPO(A2C):
         set_learning_rate(self.optimizer, config.lr_now(self.global_step))
         for _ in range(config.value_epochs):
             order = self.generator.permutation(len(batch))
-            for indices in order.reshape(-1, config.minibatch_size):
+            shuffled = batch[torch.from_numpy(order).to(self.device)]
+            for start in range(0, len(batch), config.minibatch_size):
                 self.optimizer.zero_grad()
-                metrics |= self.compute_gradients(batch[torch.from_numpy(indices).to(self.device)])
+                metrics |= self.compute_gradients(shuffled[start : start + config.minibatch_size])
                 self.optimizer.step()
         metrics["loss"] = metrics["policy_loss"] + metrics["value_loss"]
         return UpdateResult(metrics)
