@@ -74,7 +74,8 @@
 # | $\varepsilon$ | `clip_range` | how far that ratio may move from 1 |
 # | $\overline{D}$, $\delta$ | `mean_kl`, `target_kl` | the mean KL divergence of two policies, and its bound |
 # | $g$, $F$, $x$ | `gradient`, `fisher`, `direction` | the gradient of an objective, the Fisher matrix, and $F^{-1} g$, the natural gradient |
-# | $\epsilon$ | `damping` | what is added to the diagonal of $F$ |
+# | $v$ | `vector` | any vector that a matrix is multiplied by |
+# | $\epsilon$ | `damping` | what is added to the diagonal of $F$, as $F + \epsilon I$ with the identity $I$ |
 # | $B$ | `batch_size` | the size of a batch |
 # | $m_{t,b}$ | `mask` | 1 for a step that counts, 0 for padding; $b$ is the index in the batch |
 # | $\varepsilon$, $T_\varepsilon$ | `epsilon`, `epsilon_decay_steps` | the probability of a random action, and the steps in which it falls |
