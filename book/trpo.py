@@ -96,7 +96,7 @@ assert np.mean(pendulum["runs"]["trpo"]["final"]) >= -250
 # rollout, and make a single step along its gradient. How good is the policy after a step of length 0.01? Of length 10?
 
 # %%
-student = A2C.from_config("cartpole", seed=0, num_steps=128, eval_every=0)
+student = A2C.from_config("cartpole", seed=5, num_steps=128, eval_every=0)
 student.learn(50_000, progress=False)
 student.rollout.clear()
 collector = Collector(student)
@@ -645,9 +645,9 @@ plt.show()
 
 # %% [markdown]
 # One iteration is the plain gradient, stretched to the bound. With damping, the natural gradient gets more out of the
-# same distance, and three iterations bring most of it. Without, more iterations can make it worse: the solution then
-# leans on directions about which the batch says almost nothing, the bowl is a bad guess there, and the line search
-# has to cut the step short.
+# same distance, and three iterations bring most of it. With hardly any, the gain goes up and down with the number of
+# iterations, and in other batches it may be far below: the solution leans on directions about which the batch says
+# almost nothing, the bowl is a bad guess there, and the line search has to cut the step.
 #
 # ## Does it compute the right values?
 #
@@ -752,7 +752,12 @@ plt.show()
 print(made_by(parts))
 
 # %% [markdown]
-# @PARTS@
+# **The natural gradient** is what counts. With the plain one, stretched to the same bound, the IQM falls from 458 to
+# 306; the intervals still overlap, so five seeds do not settle it. **The line search** does nothing here: with a damping
+# of 0.1 the first length was accepted in every update of every seed, so the runs with and without it are the same to
+# the last digit. It has work to do when the damping is small. Then runs with it end between 349 and 500 and runs
+# without between @LOW@ and 500. **The damping** itself makes no difference that five seeds could show, as long as the
+# line search is there.
 #
 # ## Honest edges
 #
