@@ -1088,7 +1088,10 @@ MAP = (
         "a few choices:\nleft, right, jump": (
             "Does one observation show\nall that matters?",
             {
-                "yes": "dqn",
+                "yes": (
+                    "Are steps in the\nenvironment cheap?",
+                    {"no": "dqn", "yes, millions\nof them": "ppo"},
+                ),
                 "no, the agent\nmust remember": (
                     "Are rewards rare, or of\nvery different sizes?",
                     {"no": "drqn", "yes": "r2d2"},
@@ -1099,8 +1102,8 @@ MAP = (
             "What do you observe?",
             {
                 "a few numbers": (
-                    "Are steps in the\nenvironment expensive?",
-                    {"no": "sac", "yes": "redq"},
+                    "What does a step in the\nenvironment cost?",
+                    {"nearly nothing": "ppo", "a little": "sac", "much": "redq"},
                 ),
                 "images": "drqv2",
             },
@@ -1111,6 +1114,7 @@ ABOUT = {
     "dqn": ("DQN", "Q-learning with a network", "a few actions; one observation shows all that matters"),
     "drqn": ("DRQN", "DQN that remembers", "a few actions; the agent must remember"),
     "r2d2": ("R2D2", "replays what surprised it", "as DRQN; rewards are rare or of very different sizes"),
+    "ppo": ("PPO", "learns a policy, on-policy", "you observe a few numbers; steps in the environment are cheap"),
     "sac": ("SAC", "learns values and a policy", "actions are real numbers; you observe a few numbers"),
     "redq": ("REDQ", "learns more from each step", "as SAC; steps in the environment are expensive"),
     "drqv2": ("DrQ-v2", "control from pixels", "actions are real numbers; you observe images"),
@@ -1152,14 +1156,14 @@ def draw_map(ax: Axes, node: Node, x: float = 0.0, y: float = 0.0) -> float:
     return y
 
 
-figure, ax = plt.subplots(figsize=(4.6, 6.5))
+figure, ax = plt.subplots(figsize=(4.6, 8.0))
 bottom = draw_map(ax, MAP)
 ax.set(xlim=(0, 4.6), ylim=(bottom, -0.15))
 ax.axis("off")
 plt.show()
 
 # %% tags=["hide-input"]
-chapters = chapters_of(MAP)
+chapters = list(dict.fromkeys(chapters_of(MAP)))  # one may stand at two places
 unknown = [name for name in chapters if not Path(f"{name}.ipynb").is_file()]
 absent = [name for name in COLORS if Path(f"{name}.ipynb").is_file() and name not in chapters]
 assert not unknown and not absent, f"not a chapter: {unknown}; not on the map: {absent}"
@@ -1170,9 +1174,10 @@ for chapter in chapters:
 Markdown("\n".join(rows))
 
 # %% [markdown]
-# Whatever you choose, read [Environments](envs.ipynb) next. The algorithms on the map learn off-policy, from
-# steps that they have stored, so [Replay](replay.ipynb) comes after it. If you do not know where to start,
-# start with [DQN](dqn.ipynb): the others refer to it.
+# Whatever you choose, read [Environments](envs.ipynb) next. All algorithms on the map but PPO learn
+# off-policy, from steps that they have stored, so [Replay](replay.ipynb) comes after it. For PPO, read
+# [Policy gradient](policy_gradient.ipynb) first. If you do not know where to start, start with
+# [DQN](dqn.ipynb): the others refer to it.
 
 # %% [markdown]
 # ## Exercises

@@ -12,7 +12,6 @@
 # ---
 
 # %% [markdown]
-# %% [markdown]
 # # Export
 #
 # A trained agent is a small function: an observation goes in, an action comes out. The robot, the game or

@@ -251,6 +251,15 @@
 # How much of the returns the values predict: 1 for all, 0 for no more than a constant. See
 # [Policy gradient](policy_gradient.ipynb).
 #
+# ### Probability ratio
+#
+# The probability of an action under the policy as it is now, divided by the probability with which it was
+# chosen. See [PPO](ppo.ipynb).
+#
+# ### KL divergence
+#
+# A measure of how different two distributions are; 0 if they are equal. See [PPO](ppo.ipynb).
+#
 # ### Actor
 #
 # The network that chooses a continuous action.

@@ -70,6 +70,8 @@
 # | $\delta$ | `td_error` | the TD error, $y - Q(s, a)$; where only its size matters, also $Q(s, a) - y$ |
 # | $L$ | `loss` | a loss; $L_\pi$ is that of an actor, $L_\alpha$ that of the temperature |
 # | $c_V$, $c_H$ | `value_coefficient`, `entropy_coefficient` | the weights of the value loss and of the entropy in a loss |
+# | $\rho$ | `ratio` | the probability of an action now, divided by that when it was chosen |
+# | $\varepsilon$ | `clip_range` | how far that ratio may move from 1 |
 # | $B$ | `batch_size` | the size of a batch |
 # | $m_{t,b}$ | `mask` | 1 for a step that counts, 0 for padding; $b$ is the index in the batch |
 # | $\varepsilon$, $T_\varepsilon$ | `epsilon`, `epsilon_decay_steps` | the probability of a random action, and the steps in which it falls |
@@ -99,6 +101,8 @@
 # |---|---|---|
 # | $\alpha$ | the temperature (SAC, REDQ) | the learning rate of a table (Basics, Environments, DQN); the power of a priority (R2D2) |
 # | $f$ | the encoder of images (DrQ-v2) | R2D2's value rescaling, $f(x)$ and $f^{-1}(y)$; the forget gate of an LSTM, $z^f$ |
+# | $\varepsilon$ | the probability of a random action | how far PPO lets a ratio move |
+# | $\rho$ | the ratio of two probabilities (PPO) | the correlation of a sequence with itself |
 # | $\lambda$ | the weight of later TD errors (GAE) | what a large action costs (DrQ-v2) |
 # | $z$ | a logit | the gates of an LSTM (DRQN) |
 # | $c$ | the cell of an LSTM (DRQN) | a weight in a loss |

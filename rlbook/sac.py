@@ -86,6 +86,7 @@ class Critics(nn.Module):
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for n, outputs in pairwise((inputs + actions, *hidden, 1)):
             bound = 1 / math.sqrt(n)  # as in nn.Linear
+            # a ParameterList turns the tensors that it is given into parameters
             self.weights.append(torch.empty(num_critics, n, outputs).uniform_(-bound, bound))
             self.biases.append(torch.empty(num_critics, 1, outputs).uniform_(-bound, bound))
 
@@ -95,6 +96,7 @@ class Critics(nn.Module):
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             if chosen is not None:
                 weight, bias = weight[chosen], bias[chosen]
+            # the first layer gives all critics the same input, later ones have an input for each
             x = x.relu() if i > 0 else x.expand(len(weight), -1, -1)
             x = torch.baddbmm(bias, x, weight)  # (critics, batch, outputs)
         return x.squeeze(2).t()

@@ -19,8 +19,9 @@ for library in ("OMP", "OPENBLAS", "MKL"):
     os.environ[f"{library}_NUM_THREADS"] = "1"
 # The files that take longest, which begin first: else one process ends long after the other.
 LONGEST = (
-    *("browser", "sweep", "sweep_ray", "law", "export", "drqv2", "wheel", "run", "cli", "drqn"),
-    *("progress", "dqn", "exercises", "policy_gradient", "sac", "pixels", "checkpoint", "book"),
+    *("browser", "sweep", "sweep_ray", "law", "drqv2", "wheel", "run", "cli", "drqn", "progress"),
+    *("dqn", "exercises", "policy_gradient", "ppo", "sac", "pixels", "checkpoint", "book"),
+    *("export", "tune"),
 )
 
 
