@@ -745,13 +745,14 @@ def tune_command(parser: Parser, arguments: list[str]) -> int:
     result = "JSON of all trials, beside result.json in the directory of the search"
     parser.add_argument("--out", metavar="FILE", help=result)
     agent_class, settings, options = parse_training(parser, arguments)
+    from rlbook.agent import algorithm_name
     from rlbook.tune import find_space, tune
 
     first = Config(seed=settings.pop("seed", 0)).seed
     directory = Config(run_dir=settings.pop("run_dir", None)).run_dir
-    space = find_space(agent_class.name, options.space)
+    space = find_space(algorithm_name(agent_class), options.space)
     tune(
-        agent_class.name,
+        algorithm_name(agent_class),
         settings,
         space={name: given for name, given in space.items() if name not in vars(options)},
         trials=options.trials,
