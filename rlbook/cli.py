@@ -13,6 +13,7 @@ __all__ = [
     "default_run_dir",
     "dispatch",
     "evaluate_command",
+    "export_command",
     "help_text",
     "list_command",
     "main",
@@ -141,8 +142,14 @@ def help_text() -> str:
 @command("list", "rlbook list")
 def list_command(parser: Parser, arguments: list[str]) -> int:
     """List the algorithms and the configs that come with them."""
-    parser.parse(arguments)
-    for name, agent_class in rlbook.ALGORITHMS.items():
+    parser.add_argument("modules", nargs="*", help="modules with algorithms of your own")
+    options = parser.parse(arguments)
+    from rlbook.agent import own_algorithms
+
+    known = dict(rlbook.ALGORITHMS)
+    for module in options.modules:
+        known |= own_algorithms(module)
+    for name, agent_class in known.items():
         configs = [key.split("/")[1] for key in shipped_configs() if key.startswith(f"{name}/")]
         fits = f"{agent_class.observations} observations, {agent_class.actions} actions"
         print(f"{name:8} {(agent_class.__doc__ or '').splitlines()[0]}")
@@ -384,6 +391,22 @@ def watch_command(parser: Parser, arguments: list[str]) -> int:
     return 0
 
 
+@command("export", "rlbook export runs/a --out policy.onnx")
+def export_command(parser: Parser, arguments: list[str]) -> int:
+    """Write the greedy policy as an ONNX file."""
+    parser.add_argument("agent", help="a run directory or a checkpoint")
+    parser.add_argument("--out", default="policy.onnx", metavar="FILE", help="[policy.onnx]")
+    options = parser.parse(arguments)
+    from rlbook.export import export_onnx
+
+    metadata = export_onnx(rlbook.load(options.agent), options.out)
+    print(f"Wrote {options.out}: {metadata['algo']} on {metadata['env_id']}.")
+    for kind in ("inputs", "outputs"):
+        for name, what in json.loads(metadata[kind]).items():
+            print(f"{kind[:-1]:6}  {name}: {what}")
+    return 0
+
+
 @command("plot", "rlbook plot runs/a runs/b --out curve.png")
 def plot_command(parser: Parser, arguments: list[str]) -> int:
     """Draw the learning curves of runs, or those that a sweep stored; seeds become one band."""
@@ -419,6 +442,7 @@ def sweep_command(parser: Parser, arguments: list[str]) -> int:
     where = "JSON of all curves [result.json in the directory of the sweep]"
     parser.add_argument("--out", metavar="FILE", help=where)
     agent_class, settings, options = parse_training(parser, arguments)
+    from rlbook.agent import algorithm_name
     from rlbook.sweep import grid, sweep
 
     variants = settings.pop("variants") or {} if "variants" in settings else None
@@ -435,7 +459,7 @@ def sweep_command(parser: Parser, arguments: list[str]) -> int:
         seeds = list(range(first, first + seeds))
     directory = Config(run_dir=settings.pop("run_dir", None)).run_dir
     sweep(
-        agent_class.name,
+        algorithm_name(agent_class),
         settings,
         variants=grid(options.vary) if options.vary else variants,
         seeds=seeds,
