@@ -1,0 +1,302 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Recurrent PPO: a policy that remembers
+
+# %% tags=["hide-input"]
+#| export
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+import gymnasium as gym
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from rlbook.agent import Metrics, Transition
+from rlbook.drqn import State, reset_state
+from rlbook.policy_gradient import (
+    CategoricalPolicy,
+    GaussianPolicy,
+    RolloutBatch,
+    RolloutBuffer,
+    ValueNetwork,
+    gae,
+    normalize,
+)
+from rlbook.ppo import PPO, PPOConfig, ppo_loss
+from rlbook.run import RunResult, train
+from rlbook.settings import Config
+
+# %% [markdown]
+# ## Sequences and their mask
+
+# %%
+#| export
+def sequence_mask(first: Tensor) -> Tensor:
+    """Return (sequences, time) for steps (batch,): True at a step, False where it is padded."""
+    starts = first.nonzero().flatten()
+    lengths = torch.diff(starts, append=starts.new_tensor([len(first)]))
+    return torch.arange(int(lengths.max()), device=first.device) < lengths.unsqueeze(1)
+
+
+def pad_sequences(steps: Tensor, mask: Tensor) -> Tensor:
+    """Lay steps (batch, ...) out as (sequences, time, ...), with zeros where there is none."""
+    padded = steps.new_zeros(*mask.shape, *steps.shape[1:])
+    padded[mask] = steps
+    return padded
+
+# %% [markdown]
+# ## The model
+
+# %%
+#| export
+class LSTMNetwork(nn.Module):
+    """An LSTM, and a network that reads its output in place of the observation."""
+
+    def __init__(self, inputs: int, units: int, head: nn.Module) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(inputs, units, batch_first=True)
+        self.head = head
+
+    def step(self, obs: Tensor, state: State) -> tuple[Any, State]:
+        """Go one step on from hidden states (batch, units); return the next ones, too."""
+        hidden, cell = (part.unsqueeze(0) for part in state)  # (layers, batch, units)
+        output, (hidden, cell) = self.lstm(obs.unsqueeze(1), (hidden, cell))
+        return self.head(output.squeeze(1)), (hidden.squeeze(0), cell.squeeze(0))
+
+    def forward(self, obs: Tensor, state: State, first: Tensor) -> Any:
+        """Read steps (batch, inputs) as the sequences that begin where `first` says."""
+        mask = sequence_mask(first)
+        hidden, cell = (part[first].unsqueeze(0) for part in state)  # before each sequence
+        output, _ = self.lstm(pad_sequences(obs, mask), (hidden, cell))
+        return self.head(output[mask])  # valid steps alone, in the order that they came in
+
+# %% [markdown]
+# ## The buffer
+
+# %%
+#| export
+class RecurrentRolloutBuffer(RolloutBuffer):
+    """A rollout that also has the hidden state before each step."""
+
+    arrays = (*RolloutBuffer.arrays, "state")
+
+    def __init__(self, num_steps: int, num_envs: int, *spaces: gym.Space, state_size: int) -> None:
+        super().__init__(num_steps, num_envs, *spaces)
+        self.state = np.zeros((num_steps, num_envs, state_size), np.float32)
+
+
+@dataclass
+class SequenceBatch(RolloutBatch):
+    """Steps of a rollout; those of a sequence stand one after another."""
+
+    state: Tensor  # (batch, state_size), the hidden state before the step
+    first: Tensor  # (batch,), whether a sequence begins here
+
+
+def where_sequences_begin(ended: Tensor, length: int) -> Tensor:
+    """Return (time, envs): a sequence begins every `length` steps and after an episode's end."""
+    first = torch.zeros_like(ended)
+    first[::length] = True
+    first[1:] |= ended[:-1]
+    return first
+
+# %% [markdown]
+# ## Settings
+
+# %%
+#| export
+class RecurrentPPOConfig(PPOConfig):
+    """The settings of recurrent PPO."""
+
+    hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
+        default=(64,), description="Units of each layer after the LSTM, of both networks."
+    )
+    lstm_units: int = Field(default=64, ge=1, description="Units of each LSTM.")
+    sequence_length: int = Field(
+        default=32, ge=1, description="Steps of a sequence, as far as gradients reach."
+    )
+    start_state: Literal["stored", "zero"] = Field(
+        default="stored", description="Hidden state that a sequence starts from."
+    )
+    observation_scale: tuple[float, ...] = Field(
+        default=(), description="Factor of each entry of an observation; empty for 1."
+    )
+
+    @model_validator(mode="after")
+    def check_sequences(self) -> Self:
+        """Raise unless rollouts and minibatches divide into sequences."""
+        for name in ("num_steps", "minibatch_size"):
+            if getattr(self, name) % self.sequence_length:
+                raise ValueError(
+                    f"Setting 'sequence_length' ({self.sequence_length}) must divide '{name}' "
+                    f"({getattr(self, name)})."
+                )
+        return self
+
+# %% [markdown]
+# ## The agent
+
+# %%
+#| export
+class RecurrentPPO(PPO):
+    """PPO with LSTMs: it learns from sequences of steps."""
+
+    name: ClassVar[str] = "recurrent_ppo"
+    config_class: ClassVar[type[Config]] = RecurrentPPOConfig
+    compiled: ClassVar[tuple[str, ...]] = ()  # PyTorch cannot compile an LSTM as a whole
+    config: RecurrentPPOConfig
+    rollout: RecurrentRolloutBuffer
+
+    def build(self) -> None:
+        """Make networks, optimiser and buffer."""
+        super().build()
+        config, (inputs,) = self.config, self.observation_space.shape
+        scale = config.observation_scale or (1.0,) * inputs
+        if len(scale) != inputs:
+            raise ValueError(
+                f"Setting 'observation_scale' needs {inputs} factors, not {len(scale)}."
+            )
+        self.scale = torch.tensor(scale, device=self.device)
+        size, spaces = 4 * config.lstm_units, (self.observation_space, self.action_space)
+        self.rollout = RecurrentRolloutBuffer(
+            config.num_steps, config.num_envs, *spaces, state_size=size
+        )
+
+    def make_policy(self) -> nn.Module:
+        """Make an LSTM with the policy of PPO as its head."""
+        config, space, (inputs,) = self.config, self.action_space, self.observation_space.shape
+        units, hidden, orthogonal = config.lstm_units, config.hidden, config.orthogonal_init
+        head: nn.Module
+        if isinstance(space, gym.spaces.Discrete):
+            head = CategoricalPolicy(units, int(space.n), hidden, orthogonal)
+        else:
+            head = GaussianPolicy(units, space.shape[0], hidden, orthogonal, config.initial_std)
+        return LSTMNetwork(inputs, units, head)
+
+    def make_value_network(self) -> nn.Module:
+        """Make an LSTM with the value network of PPO as its head."""
+        config, (inputs,) = self.config, self.observation_space.shape
+        units = config.lstm_units
+        return LSTMNetwork(
+            inputs, units, ValueNetwork(units, config.hidden, config.orthogonal_init)
+        )
+
+    def scaled(self, obs: np.ndarray | Tensor) -> Tensor:
+        """Return observations as the networks read them."""
+        return torch.as_tensor(obs, device=self.device).float() * self.scale
+
+    def carried_state(self, state: State | None, episode_start: np.ndarray) -> State:
+        """Return hidden and cell state of policy and value network, zero where episodes start."""
+        if state is None:
+            return (torch.zeros(len(episode_start), self.config.lstm_units, device=self.device),) * 4
+        start = torch.from_numpy(episode_start).to(self.device)
+        return reset_state(tuple(part.to(self.device) for part in state), start)
+
+    @torch.no_grad()
+    def act(
+        self, obs: np.ndarray, state: Any, episode_start: np.ndarray, explore: bool
+    ) -> tuple[np.ndarray, Any]:
+        """Sample from the policy, or take the likeliest action; both hidden states go on."""
+        state, obs = self.carried_state(state, episode_start), self.scaled(obs)
+        distribution, of_policy = self.policy.step(obs, state[:2])
+        _, of_value = self.value_network.step(obs, state[2:])
+        return self.choose(distribution, explore), (*of_policy, *of_value)
+
+    def observe(self, transition: Transition) -> None:
+        """Store one step of all environments, with the hidden state before it."""
+        state = self.carried_state(transition.state, transition.episode_start)
+        self.rollout.add(transition, self.sampled, transition.reward * self.config.reward_scale)
+        self.rollout.state[self.rollout.size - 1] = torch.cat(state, dim=1).cpu().numpy()
+
+    @torch.no_grad()
+    def finish_rollout(self) -> SequenceBatch:
+        """Compute advantages and returns of the rollout, each step from its stored state."""
+        config, steps = self.config, self.rollout.tensors(self.device)
+        shape = steps["reward"].shape  # (time, envs)
+        flat = {name: part.flatten(0, 1) for name, part in steps.items()}  # (batch, ...)
+        obs, state = self.scaled(flat["obs"]), flat["state"].split(config.lstm_units, dim=1)
+        distribution, _ = self.policy.step(obs, state[:2])
+        value, state_after = self.value_network.step(obs, state[2:])
+        next_value, _ = self.value_network.step(self.scaled(flat["next_obs"]), state_after)
+        terminated, ended = steps["terminated"], steps["ended"]
+        if not config.bootstrap_truncated:
+            terminated = ended  # as if nothing could follow
+        advantage = gae(
+            steps["reward"],
+            value.view(shape),
+            next_value.view(shape),
+            terminated,
+            ended,
+            config.gamma,
+            config.gae_lambda,
+        ).flatten()
+        batch = SequenceBatch(
+            obs,
+            flat["action"],
+            advantage,
+            advantage + value,
+            distribution.log_prob(flat["action"]),
+            value,
+            flat["state"] * (config.start_state == "stored"),
+            where_sequences_begin(ended, config.sequence_length).flatten(),
+        )
+        return batch[torch.arange(len(batch)).view(shape).T.flatten()]  # one environment at a time
+
+    def batches(self) -> Iterator[SequenceBatch]:
+        """Yield random minibatches of sequences of a full rollout, each once an epoch."""
+        if not self.rollout.full:
+            return
+        rollout, length = self.finish_rollout(), self.config.sequence_length
+        pieces = torch.arange(len(rollout)).view(-1, length)  # steps that stay together
+        self.too_far = False  # whether the policy has moved beyond the target KL
+        for _ in range(self.config.epochs):
+            order = self.generator.permutation(len(pieces))
+            for chosen in order.reshape(-1, self.config.minibatch_size // length):
+                if not self.too_far:
+                    yield rollout[pieces[torch.from_numpy(chosen)].flatten().to(self.device)]
+        self.rollout.clear()
+
+    def compute_gradients(  # type: ignore[override]  # sequences, not steps
+        self, batch: SequenceBatch, clip_range: Tensor
+    ) -> Metrics:
+        """Backpropagate PPO's loss through the sequences of a minibatch."""
+        config, advantage = self.config, batch.advantage
+        if config.normalize_advantages:
+            advantage = normalize(advantage)
+        state = batch.state.split(config.lstm_units, dim=1)
+        distribution = self.policy(batch.obs, state[:2], batch.first)
+        loss, metrics = ppo_loss(
+            distribution.log_prob(batch.action),
+            batch.log_prob,
+            distribution.entropy(),
+            self.value_network(batch.obs, state[2:], batch.first),
+            batch.value,
+            advantage,
+            batch.returns,
+            clip_range,
+            config.value_coefficient,
+            config.entropy_coefficient,
+            config.clip_value_loss,
+        )
+        loss.backward()
+        return metrics
+
+
+def train_recurrent_ppo(config: RecurrentPPOConfig, progress: bool = True) -> RunResult:
+    """Train recurrent PPO with these settings."""
+    return train(RecurrentPPO(config=config), progress)
