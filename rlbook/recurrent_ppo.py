@@ -58,22 +58,43 @@ def pad_sequences(steps: Tensor, mask: Tensor) -> Tensor:
 class LSTMNetwork(nn.Module):
     """An LSTM, and a network that reads its output in place of the observation."""
 
-    def __init__(self, inputs: int, units: int, head: nn.Module) -> None:
+    scale: Tensor  # what each entry of the observation is multiplied by
+
+    def __init__(
+        self, inputs: int, units: int, head: nn.Module, observation_scale: tuple[float, ...] = ()
+    ) -> None:
         super().__init__()
+        if observation_scale and len(observation_scale) != inputs:
+            raise ValueError(
+                f"Setting 'observation_scale' needs {inputs} factors, not {len(observation_scale)}."
+            )
+        scale = torch.tensor(observation_scale or (1.0,) * inputs)
+        self.register_buffer("scale", scale, persistent=False)
         self.lstm = nn.LSTM(inputs, units, batch_first=True)
         self.head = head
 
+    def initial_state(self, batch: int) -> State:
+        """Return the hidden state at the start of `batch` episodes: zeros."""
+        zeros = self.scale.new_zeros(batch, self.lstm.hidden_size)
+        return zeros, zeros
+
     def step(self, obs: Tensor, state: State) -> tuple[Any, State]:
-        """Go one step on from hidden states (batch, units); return the next ones, too."""
+        """Read one step (batch, inputs); return what the head says, and the next hidden state."""
         hidden, cell = (part.unsqueeze(0) for part in state)  # (layers, batch, units)
-        output, (hidden, cell) = self.lstm(obs.unsqueeze(1), (hidden, cell))
+        x = (obs.float() * self.scale).unsqueeze(1)  # sequences of one step
+        output, (hidden, cell) = self.lstm(x, (hidden, cell))
         return self.head(output.squeeze(1)), (hidden.squeeze(0), cell.squeeze(0))
 
-    def forward(self, obs: Tensor, state: State, first: Tensor) -> Any:
+    def forward(
+        self, obs: Tensor, state: State | None = None, first: Tensor | None = None
+    ) -> Any:
         """Read steps (batch, inputs) as the sequences that begin where `first` says."""
+        if state is None or first is None:  # then each step begins an episode
+            return self.step(obs, self.initial_state(len(obs)))[0]
         mask = sequence_mask(first)
+        padded = pad_sequences(obs.float() * self.scale, mask)
         hidden, cell = (part[first].unsqueeze(0) for part in state)  # before each sequence
-        output, _ = self.lstm(pad_sequences(obs, mask), (hidden, cell))
+        output, _ = self.lstm(padded, (hidden, cell))
         return self.head(output[mask])  # valid steps alone, in the order that they came in
 
 
@@ -143,24 +164,25 @@ class RecurrentPPO(PPO):
     compiled: ClassVar[tuple[str, ...]] = ()  # PyTorch cannot compile an LSTM as a whole
     config: RecurrentPPOConfig
     rollout: RecurrentRolloutBuffer
+    policy: Any  # modules with the methods of `LSTMNetwork`
+    value_network: Any
 
     def build(self) -> None:
         """Make networks, optimiser and buffer."""
         super().build()
-        config, (inputs,) = self.config, self.observation_space.shape
-        scale = config.observation_scale or (1.0,) * inputs
-        if len(scale) != inputs:
-            raise ValueError(
-                f"Setting 'observation_scale' needs {inputs} factors, not {len(scale)}."
-            )
-        self.scale = torch.tensor(scale, device=self.device)
-        size, spaces = 4 * config.lstm_units, (self.observation_space, self.action_space)
+        config = self.config
+        nothing = self.carried_state(None, np.ones(1, dtype=bool))
+        self.state_sizes = [part.shape[1] for part in nothing]
         self.rollout = RecurrentRolloutBuffer(
-            config.num_steps, config.num_envs, *spaces, state_size=size
+            config.num_steps,
+            config.num_envs,
+            self.observation_space,
+            self.action_space,
+            state_size=sum(self.state_sizes),
         )
 
     def make_policy(self) -> nn.Module:
-        """Make an LSTM with the policy of PPO as its head."""
+        """Make a network with the methods of `LSTMNetwork`, whose head is a policy of PPO."""
         config, space, (inputs,) = self.config, self.action_space, self.observation_space.shape
         units, hidden, orthogonal = config.lstm_units, config.hidden, config.orthogonal_init
         head: nn.Module
@@ -168,24 +190,19 @@ class RecurrentPPO(PPO):
             head = CategoricalPolicy(units, int(space.n), hidden, orthogonal)
         else:
             head = GaussianPolicy(units, space.shape[0], hidden, orthogonal, config.initial_std)
-        return LSTMNetwork(inputs, units, head)
+        return LSTMNetwork(inputs, units, head, config.observation_scale)
 
     def make_value_network(self) -> nn.Module:
-        """Make an LSTM with the value network of PPO as its head."""
+        """Make a network with the methods of `LSTMNetwork`, whose head is PPO's value network."""
         config, (inputs,) = self.config, self.observation_space.shape
-        units = config.lstm_units
-        return LSTMNetwork(
-            inputs, units, ValueNetwork(units, config.hidden, config.orthogonal_init)
-        )
-
-    def scaled(self, obs: np.ndarray | Tensor) -> Tensor:
-        """Return observations as the networks read them."""
-        return torch.as_tensor(obs, device=self.device).float() * self.scale
+        head = ValueNetwork(config.lstm_units, config.hidden, config.orthogonal_init)
+        return LSTMNetwork(inputs, config.lstm_units, head, config.observation_scale)
 
     def carried_state(self, state: State | None, episode_start: np.ndarray) -> State:
-        """Return hidden and cell state of policy and value network, zero where episodes start."""
+        """Return hidden and cell state of policy and value network, zeroed at episode starts."""
         if state is None:
-            return (torch.zeros(len(episode_start), self.config.lstm_units, device=self.device),) * 4
+            networks, count = (self.policy, self.value_network), len(episode_start)
+            return tuple(part for network in networks for part in network.initial_state(count))
         start = torch.from_numpy(episode_start).to(self.device)
         return reset_state(tuple(part.to(self.device) for part in state), start)
 
@@ -194,10 +211,10 @@ class RecurrentPPO(PPO):
         self, obs: np.ndarray, state: Any, episode_start: np.ndarray, explore: bool
     ) -> tuple[np.ndarray, Any]:
         """Sample from the policy, or take the likeliest action; both hidden states go on."""
-        state, obs = self.carried_state(state, episode_start), self.scaled(obs)
-        distribution, of_policy = self.policy.step(obs, state[:2])
-        _, of_value = self.value_network.step(obs, state[2:])
-        return self.choose(distribution, explore), (*of_policy, *of_value)
+        state, x = self.carried_state(state, episode_start), torch.as_tensor(obs).to(self.device)
+        distribution, policy_state = self.policy.step(x, state[:2])
+        _, value_state = self.value_network.step(x, state[2:])
+        return self.choose(distribution, explore), (*policy_state, *value_state)
 
     def observe(self, transition: Transition) -> None:
         """Store one step of all environments, with the hidden state before it."""
@@ -211,10 +228,10 @@ class RecurrentPPO(PPO):
         config, steps = self.config, self.rollout.tensors(self.device)
         shape = steps["reward"].shape  # (time, envs)
         flat = {name: part.flatten(0, 1) for name, part in steps.items()}  # (batch, ...)
-        obs, state = self.scaled(flat["obs"]), flat["state"].split(config.lstm_units, dim=1)
-        distribution, _ = self.policy.step(obs, state[:2])
-        value, state_after = self.value_network.step(obs, state[2:])
-        next_value, _ = self.value_network.step(self.scaled(flat["next_obs"]), state_after)
+        state = flat["state"].split(self.state_sizes, dim=1)
+        distribution, _ = self.policy.step(flat["obs"], state[:2])
+        value, next_state = self.value_network.step(flat["obs"], state[2:])
+        next_value, _ = self.value_network.step(flat["next_obs"], next_state)
         terminated, ended = steps["terminated"], steps["ended"]
         if not config.bootstrap_truncated:
             terminated = ended  # as if nothing could follow
@@ -228,7 +245,7 @@ class RecurrentPPO(PPO):
             config.gae_lambda,
         ).flatten()
         batch = SequenceBatch(
-            obs,
+            flat["obs"],
             flat["action"],
             advantage,
             advantage + value,
@@ -260,7 +277,7 @@ class RecurrentPPO(PPO):
         config, advantage = self.config, batch.advantage
         if config.normalize_advantages:
             advantage = normalize(advantage)
-        state = batch.state.split(config.lstm_units, dim=1)
+        state = batch.state.split(self.state_sizes, dim=1)
         distribution = self.policy(batch.obs, state[:2], batch.first)
         loss, metrics = ppo_loss(
             distribution.log_prob(batch.action),
