@@ -237,7 +237,8 @@ def test_advantages_are_those_of_a_loop_through_each_environment(env_id: str) ->
         values, next_values = [], []
         for t in range(24):
             with torch.no_grad():
-                obs, after = (torch.from_numpy(x[t, [env]]) for x in (rollout.obs, rollout.next_obs))
+                obs = torch.from_numpy(rollout.obs[t, [env]])
+                after = torch.from_numpy(rollout.next_obs[t, [env]])
                 value, state = agent.value_network.step(obs, state)
                 next_value, _ = agent.value_network.step(after, state)
             values.append(value.item())
@@ -537,7 +538,10 @@ def test_a_run_that_is_killed_between_epochs_resumes_exactly(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_steps": 48, "num_envs": 16}, r"'sequence_length' \(32\) must divide 'num_steps' \(48\)\.$"),
+        (
+            {"num_steps": 48, "num_envs": 16},
+            r"'sequence_length' \(32\) must divide 'num_steps' \(48\)\.$",
+        ),
         (
             {"minibatch_size": 16},
             r"'sequence_length' \(32\) must divide 'minibatch_size' \(16\)\.$",
