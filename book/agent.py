@@ -108,6 +108,7 @@ from rlbook.checkpoint import (
     write_checkpoint,
 )
 from rlbook.envs import Evaluation, derive_seed, evaluate, make_env, nearest
+from rlbook.preprocess import Preprocessing
 from rlbook.replay import ReplayConfig, updates_due
 from rlbook.settings import Config, gather_settings, make_config
 
@@ -543,7 +544,9 @@ class Agent(ABC):
             config = make_config(self.config_class, {**named, **settings})
         self.config = config
         self.device = find_device(config.device)
-        self.observation_space, self.action_space = find_spaces(config)
+        env_space, self.action_space = find_spaces(config)
+        self.preprocessing = Preprocessing(env_space, config)
+        self.observation_space = self.preprocessing.space  # of what `act` and `observe` get
         check_spaces(self)
         self.global_step = 0  # environment steps seen
         self.updates = 0  # gradient steps made
@@ -612,16 +615,17 @@ class Agent(ABC):
                 env.close()
 
     def greedy(self, obs: np.ndarray, state: Any, start: np.ndarray) -> tuple[np.ndarray, Any]:
-        """Act without exploring."""
-        return self.act(obs, state, start, explore=False)
+        """Act without exploring, on observations as they come from the environment."""
+        return self.act(self.preprocessing.prepare(obs), state, start, explore=False)
 
     def predict(
         self, obs: Any, state: Any = None, episode_start: Any = None, deterministic: bool = True
     ) -> tuple[Any, Any]:
         """Choose an action for one observation or a batch; without `state` an episode starts."""
-        batch, single = as_batch(obs, self.observation_space)
+        batch, single = as_batch(obs, self.preprocessing.env_space)
         start = where_episodes_start(episode_start, state, len(batch))
-        actions, state = self.act(batch, state, start, explore=not deterministic)
+        prepared = self.preprocessing.prepare(batch)
+        actions, state = self.act(prepared, state, start, explore=not deterministic)
         return (actions[0] if single else actions), state
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -639,11 +643,12 @@ class Agent(ABC):
     # What is saved
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that learning depends on: counters, generator and parts."""
+        """Return all that learning depends on: counters, generator, statistics and parts."""
         return {
             "global_step": self.global_step,
             "updates": self.updates,
             "generator": self.generator.bit_generator.state,
+            "preprocessing": self.preprocessing.state_dict(),
             **{part: getattr(self, part).state_dict() for part in self.parts},
         }
 
@@ -651,6 +656,7 @@ class Agent(ABC):
         """Take over what `state_dict` returned."""
         self.global_step, self.updates = state["global_step"], state["updates"]
         self.generator.bit_generator.state = state["generator"]
+        self.preprocessing.load_state_dict(state["preprocessing"])
         for name in self.parts:
             if name == REPLAY and name not in state:
                 continue

@@ -539,14 +539,16 @@ def predict_command(parser: Parser, arguments: list[str]) -> int:
     example = "JSON such as [0.1, 0, 0, 0], or a .npy file"
     parser.add_argument("--observation", required=True, metavar="JSON|FILE", help=example)
     options = parser.parse(arguments)
+    from rlbook.agent import as_batch
+
     observation = read_observation(options.observation)
     agent = rlbook.load(options.agent)
     action, _ = agent.predict(observation)
     answer: dict[str, Any] = {"action": np.asarray(action).tolist()}
     q_values = getattr(agent, "q_values", None)
     if q_values is not None:
-        single = observation.shape == agent.observation_space.shape
-        values = q_values(observation[None] if single else observation)
+        batch, single = as_batch(observation, agent.preprocessing.env_space)
+        values = q_values(agent.preprocessing.prepare(batch))
         answer["q_values"] = np.asarray(values[0] if single else values, dtype=float).tolist()
     print(json.dumps(answer))
     return 0
@@ -563,7 +565,7 @@ def play(agent: "Agent", env: gym.Env, seed: int, max_steps: int) -> tuple[list[
     frames, total, state = [np.asarray(env.render())], 0.0, None
     start = np.ones(1, dtype=bool)
     for _ in range(max_steps):
-        actions, state = agent.act(np.asarray(obs)[None], state, start, explore=False)
+        actions, state = agent.greedy(np.asarray(obs)[None], state, start)
         obs, reward, terminated, truncated, _ = env.step(actions[0])
         start = np.zeros(1, dtype=bool)
         frames.append(np.asarray(env.render()))

@@ -656,7 +656,7 @@ class RolloutBatch:
     log_prob: Tensor  # (batch,), when the action was taken
     value: Tensor  # (batch,), when the action was taken
 
-    def __getitem__(self, indices: Tensor) -> Self:
+    def __getitem__(self, indices: Tensor | slice) -> Self:
         """Choose some of the steps."""
         return type(self)(*(getattr(self, name)[indices] for name in self.__dataclass_fields__))
 
@@ -748,6 +748,25 @@ torch.testing.assert_close(loss, torch.tensor(-0.06))
 assert metrics["policy_loss"] == -0.5 and metrics["value_loss"] == 1
 assert torch.allclose(normalize(torch.tensor([1.0, 2.0, 3.0, 6.0])), (torch.tensor([-2.0, -1, 0, 3])) / 1.871, atol=1e-3)
 assert explained_variance(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 4.0])) == 0.75
+
+# %% [markdown]
+# One bad batch should not throw the policy far away. So a gradient that is longer than `max_grad_norm` is shortened
+# to it, and keeps its direction. By hand: the gradient $(3, 4)$ has the norm 5; with a limit of 0.5 it becomes
+# $(0.3, 0.4)$. One norm is taken over all parameters of the optimiser together.
+
+# %%
+#| export
+def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float | None) -> None:
+    """Shorten the gradient of all parameters together to `max_norm`, if it is longer."""
+    if max_norm is not None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        nn.utils.clip_grad_norm_(parameters, max_norm)
+
+# %%
+weight = nn.Parameter(torch.zeros(2))
+weight.grad = torch.tensor([3.0, 4.0])
+clip_gradients(torch.optim.Adam([weight]), max_norm=0.5)
+torch.testing.assert_close(weight.grad, torch.tensor([0.3, 0.4]))
 
 # %% [markdown]
 # ## Settings
@@ -945,9 +964,7 @@ class A2C(Agent):
         config = self.config
         self.optimizer.zero_grad()
         metrics = self.compute_gradients(batch)
-        if config.max_grad_norm is not None:
-            parameters = [*self.policy.parameters(), *self.value_network.parameters()]
-            nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
+        clip_gradients(self.optimizer, config.max_grad_norm)
         set_learning_rate(self.optimizer, config.lr_now(self.global_step))
         self.optimizer.step()
         return UpdateResult(metrics)
@@ -1108,8 +1125,7 @@ print(made_by(parts))
 # - Continuous actions are clipped at the bounds, not squashed as in [SAC](sac.ipynb). A mean far outside the
 #   bounds gets no feedback from the environment.
 # - Observations are not normalised while learning. Where their sizes differ much, scale them in a wrapper.
-# - A2C makes one gradient step from each rollout and throws it away. PPO (Schulman et al. 2017) makes more
-#   of it; this book does not have it yet.
+# - A2C makes one gradient step from each rollout and throws it away. [PPO](ppo.ipynb) makes more of it.
 #
 # ## Exercises
 #

@@ -407,7 +407,8 @@ assert not crosses(step=1000, advance=4, every=0)  # 0 means never
 # The collector steps an agent through its environments. Its `step` is the heart of the loop, so read it
 # slowly:
 #
-# 1. the agent acts on the observations and its hidden state;
+# 1. the observations are [preprocessed](preprocess.ipynb), and the agent acts on them and on its hidden
+#    state;
 # 2. the environments step, and what they return is checked: no agent can learn from a number that is
 #    not finite;
 # 3. the agent observes the transition. At a checkpoint it is marked as truncated (unless it
@@ -473,12 +474,15 @@ class Collector:
         self.actions: list[np.ndarray] = []  # since the reset: they lead back to this step
         self.episode_start = np.ones(count, dtype=bool)
         self.returns = np.zeros(count)
+        self.discounted = np.zeros(count)  # returns so far, whose deviation can scale the rewards
         self.state: Any = None  # the agent's hidden state
 
     def advance(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Take one step; return true successors, rewards, and who terminated or was truncated."""
         self.obs, reward, terminated, truncated, infos = self.envs.step(action)
         self.actions.append(action)
+        discount = self.agent.preprocessing.gamma * ~self.episode_start
+        self.discounted = discount * self.discounted + reward
         self.episode_start = terminated | truncated
         self.returns += reward
         self.recent.extend(self.returns[self.episode_start].tolist())
@@ -487,7 +491,10 @@ class Collector:
 
     def step(self) -> None:
         """Take one step in each environment and show it to the agent."""
-        agent, obs, state, start = self.agent, self.obs, self.state, self.episode_start
+        agent, state, start = self.agent, self.state, self.episode_start
+        preprocessing = agent.preprocessing
+        preprocessing.update(self.obs)
+        obs = preprocessing.prepare(self.obs)
         action, self.state = agent.act(obs, state, start, explore=True)
         next_obs, reward, terminated, truncated = self.advance(action)
         check_finite(agent.global_step, "reward", reward)
@@ -497,6 +504,8 @@ class Collector:
         checkpoint = crosses(agent.global_step, len(reward), self.config.checkpoint_every)
         if checkpoint:
             truncated = ~terminated  # a checkpoint ends the episode
+        reward = preprocessing.scale_reward(reward, self.discounted)
+        next_obs = preprocessing.prepare(next_obs)
         agent.observe(
             Transition(obs, action, reward, next_obs, terminated, truncated, start, state)
         )

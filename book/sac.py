@@ -780,7 +780,9 @@ class SAC(Agent):
     @torch.no_grad()
     def q_values(self, obs: np.ndarray, action: np.ndarray | None = None) -> np.ndarray:
         """Return what each critic (batch, critics) says of actions, or of the policy's own."""
-        action = self.scale.from_env(self.predict(obs)[0] if action is None else action)
+        if action is None:
+            action, _ = self.act(obs, None, np.ones(len(obs), dtype=bool), explore=False)
+        action = self.scale.from_env(action)
         pair = (torch.as_tensor(x, dtype=torch.float32, device=self.device) for x in (obs, action))
         return self.critics(*pair).cpu().numpy()
 

@@ -308,6 +308,12 @@ class Config(BaseModel):
     env_kwargs: dict[str, Any] = Field(default={}, description="Keywords for the environment.")
     num_envs: int = Field(default=1, ge=1, description="Environments that step side by side.")
     total_steps: int = Field(default=50_000, ge=1, description="Environment steps of the run.")
+    normalize_observations: bool = Field(
+        default=False, description="Standardise vector observations by their running statistics."
+    )
+    normalize_rewards: bool = Field(
+        default=False, description="Divide rewards by the running deviation of their return."
+    )
     seed: int = Field(default=0, ge=0, description="Seed of everything random in the run.")
     device: str = Field(default="cpu", description="Where the networks live, such as cpu or cuda.")
     threads: int = Field(default=1, ge=1, description="Torch threads; small networks like one.")

@@ -70,6 +70,7 @@ COLORS: dict[str, str] = {
     "redq": "#CC79A7",  # reddish purple
     "drqv2": "#56B4E9",  # sky blue
     "a2c": "#661100",  # brown
+    "ppo": "#332288",  # indigo
     "reference": "#000000",  # a known value or a paper's number
     "random": "#595959",  # the random policy
 }

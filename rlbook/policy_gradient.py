@@ -10,6 +10,7 @@ __all__ = [
     "TanhMLP",
     "ValueNetwork",
     "a2c_loss",
+    "clip_gradients",
     "explained_variance",
     "gae",
     "normalize",
@@ -210,7 +211,7 @@ class RolloutBatch:
     log_prob: Tensor  # (batch,), when the action was taken
     value: Tensor  # (batch,), when the action was taken
 
-    def __getitem__(self, indices: Tensor) -> Self:
+    def __getitem__(self, indices: Tensor | slice) -> Self:
         """Choose some of the steps."""
         return type(self)(*(getattr(self, name)[indices] for name in self.__dataclass_fields__))
 
@@ -252,6 +253,13 @@ def a2c_loss(
         "entropy": entropy.detach().mean(),
         "explained_variance": explained_variance(value.detach(), returns),
     }
+
+
+def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float | None) -> None:
+    """Shorten the gradient of all parameters together to `max_norm`, if it is longer."""
+    if max_norm is not None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        nn.utils.clip_grad_norm_(parameters, max_norm)
 
 
 # %% book/policy_gradient.py · Settings
@@ -425,9 +433,7 @@ class A2C(Agent):
         config = self.config
         self.optimizer.zero_grad()
         metrics = self.compute_gradients(batch)
-        if config.max_grad_norm is not None:
-            parameters = [*self.policy.parameters(), *self.value_network.parameters()]
-            nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
+        clip_gradients(self.optimizer, config.max_grad_norm)
         set_learning_rate(self.optimizer, config.lr_now(self.global_step))
         self.optimizer.step()
         return UpdateResult(metrics)

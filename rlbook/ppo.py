@@ -1,6 +1,6 @@
 """Made from book/ppo.py: edit the chapter, then run `rlbook tangle`."""
 
-__all__ = ["PPO", "PPOConfig", "clipped_objective", "ppo_loss", "train_ppo"]
+__all__ = ["PPO", "PPOConfig", "approximate_kl", "clipped_objective", "ppo_loss", "train_ppo"]
 
 # %% book/ppo.py · PPO: more from each rollout
 from collections.abc import Iterator
@@ -8,11 +8,18 @@ from typing import ClassVar, Self
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlbook.agent import Metrics, UpdateResult
 from rlbook.dqn import check_shapes, decayed, set_learning_rate
-from rlbook.policy_gradient import A2C, A2CConfig, RolloutBatch, explained_variance, normalize
+from rlbook.policy_gradient import (
+    A2C,
+    A2CConfig,
+    RolloutBatch,
+    clip_gradients,
+    explained_variance,
+    normalize,
+)
 from rlbook.run import RunResult, train
 from rlbook.settings import Config
 
@@ -25,6 +32,12 @@ def clipped_objective(ratio: Tensor, advantage: Tensor, clip_range: Tensor | flo
 
 
 # %% book/ppo.py · The loss
+def approximate_kl(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
+    """Estimate from actions of the old policy how far the new one is from it: never below 0."""
+    log_ratio = log_prob - old_log_prob
+    return (log_ratio.exp() - 1 - log_ratio).mean()
+
+
 def ppo_loss(
     log_prob: Tensor,  # (batch,), of the actions that were taken, with gradient
     old_log_prob: Tensor,  # (batch,), when they were taken
@@ -39,11 +52,17 @@ def ppo_loss(
     clip_value_loss: bool = False,
 ) -> tuple[Tensor, Metrics]:
     """Return the clipped loss of policy and value network together, and metrics."""
-    vectors = {"old_log_prob": old_log_prob, "entropy": entropy, "value": value}
-    more = {"old_value": old_value, "advantage": advantage, "returns": returns}
-    check_shapes(len(log_prob), log_prob=log_prob, **vectors, **more)
-    log_ratio = log_prob - old_log_prob
-    ratio = log_ratio.exp()
+    check_shapes(
+        len(log_prob),
+        log_prob=log_prob,
+        old_log_prob=old_log_prob,
+        entropy=entropy,
+        value=value,
+        old_value=old_value,
+        advantage=advantage,
+        returns=returns,
+    )
+    ratio = (log_prob - old_log_prob).exp()
     policy_loss = -clipped_objective(ratio, advantage, clip_range).mean()
     squared_error = (value - returns).square()
     if clip_value_loss:
@@ -57,7 +76,7 @@ def ppo_loss(
             "policy_loss": policy_loss.detach(),
             "value_loss": value_loss.detach(),
             "entropy": entropy.detach().mean(),
-            "approximate_kl": (ratio - 1 - log_ratio).mean(),
+            "approximate_kl": approximate_kl(log_prob, old_log_prob),
             "clip_fraction": ((ratio - 1).abs() > clip_range).float().mean(),
             "explained_variance": explained_variance(value, returns),
         }
@@ -116,19 +135,26 @@ class PPO(A2C):
     config: PPOConfig
 
     def batches(self) -> Iterator[RolloutBatch]:
-        """Yield random minibatches of a full rollout, each step once an epoch."""
+        """Yield minibatches of a full rollout: each step once an epoch, in random order."""
         if not self.rollout.full:
             return
-        rollout, size = self.finish_rollout(), self.config.minibatch_size
-        self.too_far = False  # whether the policy has moved beyond the target KL
-        for _ in range(self.config.epochs):
-            for indices in self.generator.permutation(len(rollout)).reshape(-1, size):
-                if not self.too_far:
-                    yield rollout[torch.from_numpy(indices).to(self.device)]
+        config, rollout = self.config, self.finish_rollout()
+        for _ in range(config.epochs):
+            order = self.generator.permutation(len(rollout))
+            shuffled = rollout[torch.from_numpy(order).to(self.device)]
+            for start in range(0, len(rollout), config.minibatch_size):
+                yield shuffled[start : start + config.minibatch_size]
+            if config.target_kl is not None and self.kl_from(rollout) > config.target_kl:
+                break  # the policy has moved far enough from the one that collected the rollout
         self.rollout.clear()
 
-    def compute_gradients(  # type: ignore[override]  # A2C has no clip range
-        self, batch: RolloutBatch, clip_range: Tensor
+    @torch.no_grad()
+    def kl_from(self, rollout: RolloutBatch) -> Tensor:
+        """Estimate how far the policy is from the one that collected a rollout."""
+        return approximate_kl(self.policy(rollout.obs).log_prob(rollout.action), rollout.log_prob)
+
+    def compute_gradients(
+        self, batch: RolloutBatch, clip_range: Tensor | float = torch.inf
     ) -> Metrics:
         """Backpropagate the clipped loss of a minibatch."""
         config, advantage = self.config, batch.advantage
@@ -152,17 +178,12 @@ class PPO(A2C):
         return metrics
 
     def update(self, batch: RolloutBatch) -> UpdateResult:
-        """Make one gradient step, unless the policy has already moved too far."""
+        """Make one gradient step of both networks."""
         config = self.config
         clip_range = torch.tensor(config.clip_range_now(self.global_step), device=self.device)
         self.optimizer.zero_grad()
         metrics = self.compute_gradients(batch, clip_range)
-        if config.target_kl is not None and metrics["approximate_kl"] > config.target_kl:
-            self.too_far = True
-            return UpdateResult(metrics)
-        if config.max_grad_norm is not None:
-            parameters = [*self.policy.parameters(), *self.value_network.parameters()]
-            nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
+        clip_gradients(self.optimizer, config.max_grad_norm)
         set_learning_rate(self.optimizer, config.lr_now(self.global_step))
         self.optimizer.step()
         return UpdateResult(metrics)

@@ -273,12 +273,15 @@ class Collector:
         self.actions: list[np.ndarray] = []  # since the reset: they lead back to this step
         self.episode_start = np.ones(count, dtype=bool)
         self.returns = np.zeros(count)
+        self.discounted = np.zeros(count)  # returns so far, whose deviation can scale the rewards
         self.state: Any = None  # the agent's hidden state
 
     def advance(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Take one step; return true successors, rewards, and who terminated or was truncated."""
         self.obs, reward, terminated, truncated, infos = self.envs.step(action)
         self.actions.append(action)
+        discount = self.agent.preprocessing.gamma * ~self.episode_start
+        self.discounted = discount * self.discounted + reward
         self.episode_start = terminated | truncated
         self.returns += reward
         self.recent.extend(self.returns[self.episode_start].tolist())
@@ -287,7 +290,10 @@ class Collector:
 
     def step(self) -> None:
         """Take one step in each environment and show it to the agent."""
-        agent, obs, state, start = self.agent, self.obs, self.state, self.episode_start
+        agent, state, start = self.agent, self.state, self.episode_start
+        preprocessing = agent.preprocessing
+        preprocessing.update(self.obs)
+        obs = preprocessing.prepare(self.obs)
         action, self.state = agent.act(obs, state, start, explore=True)
         next_obs, reward, terminated, truncated = self.advance(action)
         check_finite(agent.global_step, "reward", reward)
@@ -297,6 +303,8 @@ class Collector:
         checkpoint = crosses(agent.global_step, len(reward), self.config.checkpoint_every)
         if checkpoint:
             truncated = ~terminated  # a checkpoint ends the episode
+        reward = preprocessing.scale_reward(reward, self.discounted)
+        next_obs = preprocessing.prepare(next_obs)
         agent.observe(
             Transition(obs, action, reward, next_obs, terminated, truncated, start, state)
         )

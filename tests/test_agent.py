@@ -96,7 +96,7 @@ class Empty(gym.Env[Any, Any]):
 @pytest.fixture(autouse=True, scope="module")
 def own_environments() -> Iterator[None]:
     spaces = {
-        "test/Table-v0": gym.spaces.Discrete(16),
+        "test/Table-v0": gym.spaces.Box(0, 1, (4, 4)),
         "test/Picture-v0": gym.spaces.Box(0, 255, (84, 84, 3), np.uint8),
     }
     for env_id, space in spaces.items():

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -212,21 +213,34 @@ def test_advantages_are_normalised_in_each_minibatch(monkeypatch: pytest.MonkeyP
         assert len(seen) == 12 and bool((means.abs() < 1e-5).all()) == wanted
 
 
-def test_target_kl_ends_the_epochs_without_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {**SMALL, "lr": 0.1, "max_grad_norm": None}
+def test_target_kl_ends_the_epochs_of_a_rollout() -> None:
+    settings = {**SMALL, "lr": 0.1, "max_grad_norm": None, "epochs": 8}
     agent = PPO("CartPole-v1", **settings, target_kl=1e-3)
     fill_rollout(agent)
-    updates = 0
+    rollout, updates = agent.finish_rollout(), 0
     for batch in agent.batches():
-        before = copy.deepcopy(agent.policy.state_dict())
-        metrics = agent.update(batch).metrics
+        if updates % 4 == 0:  # four minibatches an epoch
+            assert agent.kl_from(rollout) <= 1e-3
+        agent.update(batch)
         updates += 1
-    assert 1 < updates < 12 and metrics["approximate_kl"] > 1e-3
-    assert_same(before, agent.policy.state_dict())  # the one that was too far made no step
+    assert updates in (4, 8, 12, 16, 20) and agent.kl_from(rollout) > 1e-3
     assert agent.rollout.size == 0
-    again = PPO("CartPole-v1", **settings, target_kl=1e-3)
-    again.learn(32, progress=False)
-    assert again.updates > 2  # the next rollout starts anew
+    agent.learn(32, progress=False)
+    assert agent.updates >= 2 * 4  # the next rollouts start anew
+    patient = PPO("CartPole-v1", **settings, target_kl=1e3)
+    patient.learn(32, progress=False)
+    assert patient.updates == 2 * 8 * 4
+
+
+def test_kl_of_a_rollout_is_that_of_numpy() -> None:
+    agent = PPO("Pendulum-v1", **SMALL)
+    fill_rollout(agent)
+    rollout = agent.finish_rollout()
+    assert abs(float(agent.kl_from(rollout))) < 1e-6
+    rollout.log_prob += torch.linspace(-0.5, 0.5, 16)  # as if another policy had collected it
+    log_ratio = -np.linspace(-0.5, 0.5, 16)
+    expected = np.mean(np.exp(log_ratio) - 1 - log_ratio)
+    assert float(agent.kl_from(rollout)) == pytest.approx(expected, abs=1e-5)
 
 
 def test_clip_range_and_learning_rate_fall(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -365,10 +379,22 @@ def test_settings_out_of_range_are_refused(settings: dict[str, Any], message: st
         PPO("CartPole-v1", **settings)
 
 
+class ManySwitches(gym.Env):
+    """Observations are vectors, and an action is several choices."""
+
+    def __init__(self) -> None:
+        self.observation_space = gym.spaces.Box(-1, 1, (2,))
+        self.action_space = gym.spaces.MultiDiscrete([3, 3])
+
+
+gym.register("tests/ManySwitches-v0", ManySwitches)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--env-id rlbook/PointReach-v0", "image observations"),
+        ("--env-id rlbook/PointReach-v0", "has image observations (Box"),
+        ("--env-id tests/ManySwitches-v0", "other actions (MultiDiscrete([3 3])), but ppo needs"),
         ("--minibatch-size 100", "must divide a rollout"),
         ("--target-kl 0", "Setting 'target_kl' must be above 0, not 0.0."),
     ],
