@@ -6,6 +6,7 @@ __all__ = [
     "STYLE",
     "Curve",
     "Frames",
+    "area_difference",
     "check_frames",
     "choose_runs",
     "draw_parts",
@@ -25,6 +26,7 @@ __all__ = [
     "plot_against",
     "plot_band",
     "plot_heatmap",
+    "plot_parity",
     "plot_result",
     "plot_results",
     "plot_runs",
@@ -415,6 +417,35 @@ def draw_parts(figure: Figure, result: dict[str, Any], columns: int = 4) -> None
     rows = ends.subplots()
     plot_scores(rows, result, colors=part_colors(result, 1 + len(parts)))
     rows.set_title("")
+
+
+# %% book/figures.py · Beside another library
+def area_difference(
+    steps: Sequence[int] | np.ndarray,  # (points,)
+    ours: Any,  # returns (seeds, points)
+    theirs: Any,  # returns (seeds, points)
+) -> tuple[float, float, float]:
+    """Return how much higher our mean curve lies than theirs, and its 95 % bootstrap interval."""
+    width = steps[-1] - steps[0]
+    areas = [np.trapezoid(np.asarray(returns), steps, axis=1) / width for returns in (ours, theirs)]
+    generator = np.random.default_rng(0)
+    samples = []  # means of seeds, sampled with replacement
+    for area in areas:  # (seeds,)
+        chosen = generator.integers(len(area), size=(10_000, len(area)))
+        samples.append(area[chosen].mean(axis=1))
+    low, high = np.percentile(samples[0] - samples[1], [2.5, 97.5])
+    return float(areas[0].mean() - areas[1].mean()), float(low), float(high)
+
+
+def plot_parity(ax: Axes, result: dict[str, Any]) -> None:
+    """Draw our curves and those of another library, with the difference between them above."""
+    colors = [COLORS.get(result["algo"], PALETTE[0]), COLORS["reference"]]
+    for (name, run), color in zip(list(result["runs"].items())[:2], colors, strict=True):
+        plot_band(ax, np.array(run["steps"]), np.array(run["returns"]), name, color)
+    difference, low, high = (f"{x:+.1f}".replace("-", "−") for x in result["difference"])
+    facts = f"difference of the mean areas {difference}, 95 % interval {low} to {high}"
+    label_curves(ax, title=f"{result['env_id']}: {facts}")
+    ax.legend(loc="lower right")
 
 
 # %% book/figures.py · The metrics of a run

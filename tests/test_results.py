@@ -20,7 +20,8 @@ from rlbook.tangle import find_root
 ROOT = find_root(Path(__file__).parent)
 RESULTS = sorted((ROOT / "book" / "results").glob("*.json"))
 MEASURED = ("redq_bias", "speed")  # by scripts of their own
-SWEEPS = [path for path in RESULTS if path.stem not in MEASURED]
+PARITY = "parity_"  # by bench/parity.py: tests/test_parity.py looks at these
+SWEEPS = [p for p in RESULTS if p.stem not in MEASURED and not p.stem.startswith(PARITY)]
 NOTEBOOKS = sorted((ROOT / "book").glob("*.ipynb"))
 
 
