@@ -37,7 +37,7 @@ from rlbook.policy_gradient import (
     gae,
     normalize,
 )
-from rlbook.ppo import PPO, PPOConfig, ppo_loss
+from rlbook.ppo import PPO, PPOConfig, approximate_kl, ppo_loss
 from rlbook.run import RunResult, train
 from rlbook.settings import Config
 
@@ -275,21 +275,29 @@ class RecurrentPPO(PPO):
         return batch[torch.arange(len(batch)).view(shape).T.flatten()]  # one environment at a time
 
     def batches(self) -> Iterator[SequenceBatch]:
-        """Yield random minibatches of sequences of a full rollout, each once an epoch."""
+        """Yield minibatches of a full rollout: each piece once an epoch, in random order."""
         if not self.rollout.full:
             return
-        rollout, length = self.finish_rollout(), self.config.sequence_length
-        pieces = torch.arange(len(rollout)).view(-1, length)  # steps that stay together
-        self.too_far = False  # whether the policy has moved beyond the target KL
-        for _ in range(self.config.epochs):
-            order = self.generator.permutation(len(pieces))
-            for chosen in order.reshape(-1, self.config.minibatch_size // length):
-                if not self.too_far:
-                    yield rollout[pieces[torch.from_numpy(chosen)].flatten().to(self.device)]
+        config, rollout = self.config, self.finish_rollout()
+        pieces = torch.arange(len(rollout)).view(-1, config.sequence_length)  # steps of one stay
+        for _ in range(config.epochs):
+            order = torch.from_numpy(self.generator.permutation(len(pieces)))
+            shuffled = rollout[pieces[order].flatten().to(self.device)]
+            for start in range(0, len(rollout), config.minibatch_size):
+                yield shuffled[start : start + config.minibatch_size]
+            if config.target_kl is not None and self.kl_from(rollout) > config.target_kl:
+                break  # the policy has moved far enough from the one that collected the rollout
         self.rollout.clear()
 
+    @torch.no_grad()
+    def kl_from(self, rollout: SequenceBatch) -> Tensor:  # type: ignore[override]
+        """Estimate how far the policy is from the one that collected a rollout."""
+        state = rollout.state.split(self.state_sizes, dim=1)
+        distribution = self.policy(rollout.obs, state[:2], rollout.first)
+        return approximate_kl(distribution.log_prob(rollout.action), rollout.log_prob)
+
     def compute_gradients(  # type: ignore[override]  # sequences, not steps
-        self, batch: SequenceBatch, clip_range: Tensor
+        self, batch: SequenceBatch, clip_range: Tensor | float = torch.inf
     ) -> Metrics:
         """Backpropagate PPO's loss through the sequences of a minibatch."""
         config, advantage = self.config, batch.advantage

@@ -1,6 +1,5 @@
 """Recurrent PPO: sequences and masks, hidden states, gradients against a loop, exact resuming."""
 
-import copy
 import json
 import os
 import shlex
@@ -388,16 +387,17 @@ def test_other_episodes_do_not_change_a_gradient() -> None:
     assert_close(together, total)
 
 
-def test_target_kl_ends_the_epochs_without_the_step() -> None:
-    agent = RecurrentPPO(MASKED, **SMALL, lr=0.1, max_grad_norm=None, target_kl=1e-3)
-    filled(agent)
-    updates = 0
-    for batch in agent.batches():
-        before = copy.deepcopy(agent.policy.state_dict())
-        metrics = agent.update(batch).metrics
-        updates += 1
-    assert 1 < updates < 6 and metrics["approximate_kl"] > 1e-3
-    assert_same(before, agent.policy.state_dict())
+def test_target_kl_ends_the_epochs() -> None:
+    settings = {**SMALL, "lr": 0.1, "max_grad_norm": None}
+    for target, epochs in ((1e-3, 1), (1e3, 2)):
+        agent = filled(RecurrentPPO(MASKED, **settings, target_kl=target))
+        rollout, updates = agent.finish_rollout(), 0
+        assert agent.kl_from(rollout).item() < 1e-6
+        for batch in agent.batches():
+            agent.update(batch)
+            updates += 1
+        assert updates == 3 * epochs and agent.kl_from(rollout) > 1e-3
+        assert agent.rollout.size == 0
 
 
 # Known values
