@@ -98,7 +98,7 @@ class LSTMNetwork(nn.Module):
         return self.head(output[mask])  # valid steps alone, in the order that they came in
 
 
-# %% book/recurrent_ppo.py · The buffer
+# %% book/recurrent_ppo.py · The rollout
 class RecurrentRolloutBuffer(RolloutBuffer):
     """A rollout that also has the hidden state before each step."""
 
