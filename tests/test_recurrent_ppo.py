@@ -293,10 +293,10 @@ def test_each_epoch_has_each_piece_once_and_whole() -> None:
 def test_before_the_first_step_the_ratio_is_one_from_stored_states(
     env_id: str, start_state: str
 ) -> None:
-    agent = RecurrentPPO(env_id, **SMALL, start_state=start_state)
+    agent = RecurrentPPO(env_id, **SMALL, start_state=start_state, orthogonal_init=False)
     with torch.no_grad():
         for part in agent.policy.parameters():
-            part *= 4  # as if it had learned to carry something
+            part *= 3  # as if it had learned to carry something
     batch = filled(agent).finish_rollout()
     metrics, _ = gradients(agent, batch)
     if start_state == "stored":
@@ -388,15 +388,15 @@ def test_other_episodes_do_not_change_a_gradient() -> None:
 
 
 def test_target_kl_ends_the_epochs() -> None:
-    settings = {**SMALL, "lr": 0.1, "max_grad_norm": None}
-    for target, epochs in ((1e-3, 1), (1e3, 2)):
+    settings = {**SMALL, "lr": 0.1, "max_grad_norm": None, "orthogonal_init": False}
+    for target, epochs in ((1e-4, 1), (1e4, 2)):
         agent = filled(RecurrentPPO(MASKED, **settings, target_kl=target))
         rollout, updates = agent.finish_rollout(), 0
         assert agent.kl_from(rollout).item() < 1e-6
         for batch in agent.batches():
             agent.update(batch)
             updates += 1
-        assert updates == 3 * epochs and agent.kl_from(rollout) > 1e-3
+        assert updates == 3 * epochs and agent.kl_from(rollout) > 1e-4
         assert agent.rollout.size == 0
 
 
