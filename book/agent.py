@@ -107,7 +107,7 @@ from rlbook.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from rlbook.envs import Evaluation, derive_seed, evaluate, make_env, nearest
+from rlbook.envs import EVALUATION_ENVS, Evaluation, derive_seed, evaluate, make_env, nearest
 from rlbook.preprocess import Preprocessing
 from rlbook.replay import ReplayConfig, updates_due
 from rlbook.settings import Config, gather_settings, make_config
@@ -531,6 +531,7 @@ class Agent(ABC):
     config: Config
     replay: Any  # the buffer of an agent that learns from replay
     directory: "RunDirectory | None" = None  # made by the loop when `run_dir` is set
+    training_state: dict[str, Any] | None = None  # where the loop stopped: `learn` goes on there
 
     def __init_subclass__(cls) -> None:
         if "name" in vars(cls):
@@ -601,15 +602,18 @@ class Agent(ABC):
             raise ValueError(f"learn needs at least one step, not {steps}.")
         from rlbook.run import train  # here, since that module imports this one
 
-        self.config = self.config.replace(total_steps=self.global_step + steps)
-        return train(self, progress)
+        if "total_steps" not in self.config.model_fields_set:  # nobody gave it: schedules need one
+            self.config = self.config.replace(total_steps=self.global_step + steps)
+        return train(self, progress, until=self.global_step + steps)
 
     def evaluate(self, episodes: int = 10, seed: int = 0) -> Evaluation:
         """Play greedy episodes that were not learned from."""
-        envs = [make_env(self.config.env_id, self.config.env_kwargs) for _ in range(episodes)]
+        config, count = self.config, min(episodes, EVALUATION_ENVS)
+        envs = [make_env(config.env_id, config.env_kwargs) for _ in range(count)]
+        seed = derive_seed(config.seed, "evaluate", seed)
         try:
-            with torch_for_learning(self.config.threads):
-                return evaluate(self.greedy, envs, derive_seed(self.config.seed, "evaluate", seed))
+            with torch_for_learning(config.threads):
+                return evaluate(self.greedy, envs, seed, episodes, config.eval_max_steps)
         finally:
             for env in envs:
                 env.close()
@@ -657,6 +661,7 @@ class Agent(ABC):
         self.global_step, self.updates = state["global_step"], state["updates"]
         self.generator.bit_generator.state = state["generator"]
         self.preprocessing.load_state_dict(state["preprocessing"])
+        self.training_state = None  # it belongs to another step
         for name in self.parts:
             if name == REPLAY and name not in state:
                 continue
@@ -672,7 +677,8 @@ class Agent(ABC):
             raise FloatingPointError(f"{broken} is not finite any more, so nothing was saved")
         if not self.config.checkpoint_replay:
             state.pop(REPLAY, None)
-        return {"algo": self.name, "config": self.config.model_dump(), "agent": state}
+        run = {"run": self.training_state}  # so that a loaded agent can go on where this one is
+        return {"algo": self.name, "config": self.config.model_dump(), "agent": state, **run}
 
     # What is copied
 
@@ -823,6 +829,8 @@ def restore(
     agent = agent_class(config=make_config(agent_class.config_class, settings))
     try:
         agent.load_state_dict(content["agent"])
+        run = content.get("run")
+        agent.training_state = run if isinstance(run, dict) else None
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(f"{source} does not fit this {agent.name}: {error}") from error
     return agent

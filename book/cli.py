@@ -782,6 +782,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except SystemExit as leaving:  # argparse has printed its help
             return int(leaving.code or 0)
         except ValueError as error:
+            if hasattr(error, "__notes__"):  # out of an environment: the traceback leads there
+                raise
             complain(error)
             return 2
         except Interrupted as stopped:

@@ -37,6 +37,7 @@ import copy
 import difflib
 import hashlib
 import importlib
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -686,8 +687,14 @@ print(f"mean of the first two to finish: {np.mean(means)}, truth: {(1 + 100) / 2
 assert np.mean(means) == 38.125
 
 # %% [markdown]
-# The solution is to fix *which* episodes count before any of them starts. `evaluate` plays exactly one episode in
-# each environment and waits for all of them.
+# The solution is to fix *which* episodes count before any of them starts. `evaluate` numbers its episodes, seeds
+# each by its number, and plays all of them to the end: an environment that has finished one takes the next. So a
+# few environments are enough for many episodes, and the result does not depend on how many there are. Without
+# `episodes` each environment plays one.
+#
+# Some environments never end. With `max_steps` an episode is cut there, which is said in a warning, since its
+# return is then only what was earned so far. And `stop` is asked at each step whether to stop at once, by
+# raising `KeyboardInterrupt`: a run asks that way whether a signal has arrived.
 #
 # At each step it calls the policy once, with the observations of all environments. Some policies carry
 # something from step to step, for example the last observation. This is called their *hidden state*. So a policy
@@ -700,29 +707,57 @@ assert np.mean(means) == 38.125
 Policy = Callable[[np.ndarray, Any, np.ndarray], tuple[np.ndarray, Any]]
 
 
-def evaluate(policy: Policy, envs: Sequence[gym.Env], seed: int) -> Evaluation:
-    """Play one episode in each environment, with one call of the policy for all at each step."""
-    if not envs:
+EVALUATION_ENVS = 5  # so many play, however many episodes there are
+
+
+def evaluate(
+    policy: Policy,
+    envs: Sequence[gym.Env],
+    seed: int,
+    episodes: int | None = None,
+    max_steps: int | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Evaluation:
+    """Play episodes side by side, with one call of the policy for all environments at each step."""
+    episodes = len(envs) if episodes is None else episodes
+    if not envs or episodes < 1:
         raise ValueError("An evaluation needs at least one episode.")
-    count, space = len(envs), envs[0].observation_space
+    count, space = min(len(envs), episodes), envs[0].observation_space
     obs = np.zeros((count, *(space.shape or ())), space.dtype)
-    for i, env in enumerate(envs):
-        obs[i], _ = env.reset(seed=derive_seed(seed, i))
-    returns, lengths = np.zeros(count), np.zeros(count, dtype=np.int64)
+    for i in range(count):
+        obs[i], _ = envs[i].reset(seed=derive_seed(seed, i))
+    returns, lengths, cut = np.zeros(episodes), np.zeros(episodes, dtype=np.int64), 0
+    playing = list(range(count))  # the episode in each environment
+    waiting = iter(range(count, episodes))
     running, episode_start, state = np.ones(count, dtype=bool), np.ones(count, dtype=bool), None
     while running.any():
+        if stop():
+            raise KeyboardInterrupt
         actions, state = policy(obs, state, episode_start)
         obs, episode_start = obs.copy(), np.zeros(count, dtype=bool)  # the policy may keep the old
         for i in np.flatnonzero(running).tolist():
+            episode = playing[i]
             obs[i], reward, terminated, truncated, _ = envs[i].step(actions[i])
-            returns[i] += float(reward)
-            lengths[i] += 1
-            running[i] = not (terminated or truncated)
+            returns[episode] += float(reward)
+            lengths[episode] += 1
+            too_long = lengths[episode] == max_steps and not (terminated or truncated)
+            cut += too_long
+            if terminated or truncated or too_long:
+                playing[i] = next(waiting, episodes)
+                running[i] = episode_start[i] = playing[i] < episodes
+                if running[i]:
+                    obs[i], _ = envs[i].reset(seed=derive_seed(seed, playing[i]))
+    if cut:
+        warnings.warn(
+            f"{cut} of {episodes} episodes of an evaluation had not ended after {max_steps:,} "
+            "steps and were cut there: 'eval_max_steps' is the limit.",
+            stacklevel=2,
+        )
     return Evaluation(returns, lengths)
 
 # %% [markdown]
 # By hand: in `TwoStep` each episode has the return 1 and the length 2. And two copies of `ConstantReward` with
-# the limits 3 and 5 return 3 and 5.
+# the limits 3 and 5 return 3 and 5, and the first of them plays a third episode while the second goes on.
 
 # %%
 def always_0(obs: np.ndarray, state: Any, episode_start: np.ndarray) -> tuple[np.ndarray, Any]:
@@ -734,6 +769,8 @@ result = evaluate(always_0, [make_env("rlbook/TwoStep-v0") for _ in range(3)], s
 assert result.returns.tolist() == [1, 1, 1] and result.lengths.tolist() == [2, 2, 2]
 pair = [make_env("rlbook/ConstantReward-v0", {"limit": limit}) for limit in (3, 5)]
 assert evaluate(always_0, pair, seed=0).returns.tolist() == [3, 5]
+# Three episodes in two environments: the first to end plays one more.
+assert evaluate(always_0, pair, seed=0, episodes=3).returns.tolist() == [3, 5, 3]
 
 # %% [markdown]
 # How wrong is the obvious way in practice? Take a random policy on CartPole. Play 2,000 episodes one after the

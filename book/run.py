@@ -31,6 +31,7 @@
 # %% tags=["hide-input"]
 #| export
 import datetime
+import errno
 import json
 import os
 import platform
@@ -39,7 +40,7 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -61,8 +62,9 @@ from rlbook.agent import (
     find_algorithm,
     torch_for_learning,
 )
-from rlbook.checkpoint import CheckpointDirectory
+from rlbook.checkpoint import CheckpointDirectory, CheckpointError
 from rlbook.envs import (
+    EVALUATION_ENVS,
     Evaluation,
     derive_seed,
     evaluate,
@@ -179,8 +181,12 @@ class MetricsFile:
     def append(self, line: dict[str, float]) -> None:
         """Add one line."""
         try:
-            with open(self.path, "a") as file:
-                file.write(json.dumps(line) + "\n")
+            text = json.dumps(line) + "\n"
+            with open(self.path, "ab", buffering=0) as file:
+                size = file.tell()
+                if file.write(text.encode()) < len(text):  # the disk is full: no half lines
+                    file.truncate(size)
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise RunFailed(f"Could not write {self.path}: {error.strerror}.") from error
 
@@ -411,48 +417,46 @@ assert not crosses(step=1000, advance=4, every=0)  # 0 means never
 #    state;
 # 2. the environments step, and what they return is checked: no agent can learn from a number that is
 #    not finite;
-# 3. the agent observes the transition. At a checkpoint it is marked as truncated (unless it
-#    terminated), so that no n-step return and no chunk reaches across the coming reset;
-# 4. at a checkpoint all environments are reset.
+# 3. at a checkpoint all environments are reset;
+# 4. the agent observes the transition. At a checkpoint it is marked as truncated (unless it
+#    terminated), so that no n-step return and no chunk reaches across the reset.
 #
 # What if you press Ctrl-C between two checkpoints? The run should stop there, not thousands of steps
 # back. So the collector keeps all actions since the last reset. To return to the same step it resets the
 # environments with the same seed and repeats the actions, which is quick because nothing is learned on
-# the way. `advance` is the part of a step that acting and repeating share.
+# the way.
+#
+# And what if the environment itself fails, after a day of training? The first three parts of a step are
+# the ones that run foreign code, and they come before anything is changed: `play` steps the environments
+# and only looks, `count` writes down what happened and cannot fail. Before that only the agent's generator
+# and the statistics of its preprocessing change, so those are put back. So an exception in the environment leaves agent and collector as they
+# were before the step, and the run can be saved there.
 
 # %%
 #| export
+LARGEST = float(np.finfo(np.float32).max)  # the buffer stores 32 bits
+
+
 def check_finite(step: int, what: str, values: np.ndarray) -> None:
     """Raise when the environment returned a number that no agent can learn from."""
-    largest = np.finfo(np.float32).max  # the buffer stores 32 bits
-    if values.dtype.kind == "f" and not (np.abs(values) <= largest).all():
+    if values.dtype.kind == "f" and not (np.abs(values) <= LARGEST).all():
         how = "too large for 32 bits" if np.isfinite(values).all() else "not finite"
-        raise ValueError(f"The environment returned a {what} that is {how}, step {step}.")
+        raise RunFailed(f"The environment returned a {what} that is {how}, step {step}.")
 
 # %%
 check_finite(0, "reward", np.array([1.0, -2.0]))
 for bad in (np.nan, 1e40):
     try:
         check_finite(7, "reward", np.array([1.0, bad]))
-    except ValueError as error:
+    except RunFailed as error:
         print(error)
 
 # %% [markdown]
 # If no episode at all has ended between two checkpoints, `checkpoint_every` is probably too small, and
-# the user is told so.
+# `warn_of_cuts` tells the user so.
 
 # %%
 #| export
-def warn_of_cuts(config: Config) -> None:
-    """Say that no episode has come to its end, as too long ones never do."""
-    warnings.warn(
-        f"No episode has ended yet. Checkpoints reset all environments, so none can be longer than "
-        f"'checkpoint_every' ({config.checkpoint_every}) over 'num_envs' ({config.num_envs}): "
-        "raise the first?",
-        stacklevel=4,
-    )
-
-
 class Collector:
     """Steps an agent through its environments, and can come back to any step."""
 
@@ -462,59 +466,91 @@ class Collector:
         self.envs = make_vector_env(config.env_id, config.num_envs, config.env_kwargs)
         self.recent: deque[float] = deque(maxlen=20)  # returns of the last finished episodes
         self.warned = False
-        self.reset(agent.global_step)
+        self.begin(agent.global_step, self.reset(agent.global_step))
 
-    def reset(self, step: int) -> None:
-        """Start new episodes in all environments, seeded by the run's seed and the step."""
+    def reset(self, step: int) -> np.ndarray:
+        """Reset all environments, seeded by the run's seed and the step."""
         count, seed = self.config.num_envs, self.config.seed
         seeds: list[int | None] = [derive_seed(seed, "envs", step, i) for i in range(count)]
-        self.obs, _ = self.envs.reset(seed=seeds)
-        check_finite(step, "observation", self.obs)
-        self.origin = step
+        obs, _ = self.envs.reset(seed=seeds)
+        check_finite(step, "observation", obs)
+        return obs
+
+    def begin(self, step: int, obs: np.ndarray) -> None:
+        """Write down that new episodes begin."""
+        count = self.config.num_envs
+        self.origin, self.obs = step, obs
         self.actions: list[np.ndarray] = []  # since the reset: they lead back to this step
         self.episode_start = np.ones(count, dtype=bool)
         self.returns = np.zeros(count)
         self.discounted = np.zeros(count)  # returns so far, whose deviation can scale the rewards
         self.state: Any = None  # the agent's hidden state
 
-    def advance(self, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Take one step; return true successors, rewards, and who terminated or was truncated."""
-        self.obs, reward, terminated, truncated, infos = self.envs.step(action)
+    def play(self, action: np.ndarray) -> tuple[Any, ...]:
+        """Step the environments; return observations, true successors, rewards and two ends."""
+        obs, reward, terminated, truncated, infos = self.envs.step(action)
+        next_obs, step = true_next_obs(obs, infos), self.agent.global_step
+        check_finite(step, "reward", reward)
+        check_finite(step, "observation", next_obs)
+        if next_obs is not obs:
+            check_finite(step, "observation", obs)  # the first of a new episode
+        return obs, next_obs, reward, terminated, truncated
+
+    def count(self, action: np.ndarray, played: tuple[Any, ...]) -> None:
+        """Write down what `play` returned."""
+        self.obs, _, reward, terminated, truncated = played
         self.actions.append(action)
         discount = self.agent.preprocessing.gamma * ~self.episode_start
         self.discounted = discount * self.discounted + reward
         self.episode_start = terminated | truncated
         self.returns += reward
-        self.recent.extend(self.returns[self.episode_start].tolist())
-        self.returns[self.episode_start] = 0.0
-        return true_next_obs(self.obs, infos), reward, terminated, truncated & ~terminated
+        if self.episode_start.any():
+            self.recent.extend(self.returns[self.episode_start].tolist())
+            self.returns[self.episode_start] = 0.0
 
     def step(self) -> None:
         """Take one step in each environment and show it to the agent."""
         agent, state, start = self.agent, self.state, self.episode_start
+        step, generator = agent.global_step + len(start), agent.generator.bit_generator
+        checkpoint = crosses(step, len(start), self.config.checkpoint_every)
         preprocessing = agent.preprocessing
-        preprocessing.update(self.obs)
-        obs = preprocessing.prepare(self.obs)
-        action, self.state = agent.act(obs, state, start, explore=True)
-        next_obs, reward, terminated, truncated = self.advance(action)
-        check_finite(agent.global_step, "reward", reward)
-        check_finite(agent.global_step, "observation", next_obs)
-        check_finite(agent.global_step, "observation", self.obs)  # the first of a new episode
-        agent.global_step += len(reward)
-        checkpoint = crosses(agent.global_step, len(reward), self.config.checkpoint_every)
-        if checkpoint:
-            truncated = ~terminated  # a checkpoint ends the episode
-        reward = preprocessing.scale_reward(reward, self.discounted)
+        before = generator.state, preprocessing.state_dict()
+        try:
+            preprocessing.update(self.obs)
+            obs = preprocessing.prepare(self.obs)
+            action, next_state = agent.act(obs, state, start, explore=True)
+            played = self.play(action)
+            fresh_obs = self.reset(step) if checkpoint else None
+        except BaseException:
+            generator.state = before[0]  # and nothing else has changed but the statistics
+            preprocessing.load_state_dict(before[1])
+            raise
+        agent.global_step = step
+        self.count(action, played)
+        self.state = next_state
+        _, next_obs, reward, terminated, truncated = played
+        truncated = ~terminated if checkpoint else truncated & ~terminated
         next_obs = preprocessing.prepare(next_obs)
+        reward = preprocessing.scale_reward(reward, self.discounted)
+        if fresh_obs is not None:
+            if step - self.origin >= self.config.checkpoint_every:
+                self.warn_of_cuts()
+            self.begin(step, fresh_obs)
         agent.observe(
             Transition(obs, action, reward, next_obs, terminated, truncated, start, state)
         )
-        if checkpoint:
-            whole = agent.global_step - self.origin >= self.config.checkpoint_every
-            self.reset(agent.global_step)
-            if whole and not self.recent and not self.warned:
-                warn_of_cuts(self.config)
-                self.warned = True
+
+    def warn_of_cuts(self) -> None:
+        """Say once if no episode has come to its end, as too long ones never do."""
+        if not self.recent and not self.warned:
+            every, count = self.config.checkpoint_every, self.config.num_envs
+            warnings.warn(
+                "No episode has ended yet. Checkpoints reset all environments, so none can be "
+                f"longer than 'checkpoint_every' ({every}) over 'num_envs' ({count}): raise the "
+                "first?",
+                stacklevel=4,
+            )
+            self.warned = True
 
     def state_dict(self) -> dict[str, Any]:
         """Return what leads from the last reset to this step."""
@@ -524,9 +560,9 @@ class Collector:
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Reset as the stored run did, repeat its actions and take over the hidden state."""
-        self.reset(saved["origin"])
-        for action in saved["actions"]:
-            self.advance(np.asarray(action))
+        self.begin(saved["origin"], self.reset(saved["origin"]))
+        for action in saved["actions"].numpy():
+            self.count(action, self.play(action))
         self.recent = deque(saved["recent"], maxlen=self.recent.maxlen)
         self.state = saved["state"]
 
@@ -578,11 +614,11 @@ class Logger:
 
     def write(self, line: dict[str, float]) -> None:
         """Keep one line."""
-        self.lines.append(line)
         if self.directory:
             self.directory.metrics.append(line)
             if self.tensorboard:
                 self.directory.tensorboard.append(line)
+        self.lines.append(line)
 
     def log_training(self, step: int, updates: int, recent: Sequence[float]) -> None:
         """Write the means of the metrics since the last line, and how the last episodes went."""
@@ -595,29 +631,35 @@ class Logger:
 
     def log_evaluation(self, step: int, evaluation: Evaluation) -> None:
         """Write what an evaluation scored."""
-        self.evaluated = {
+        line = {
             "global_step": step,
             "eval_return_mean": evaluation.mean,
             "eval_return_std": evaluation.std,
             "eval_length_mean": float(evaluation.lengths.mean()),
         }
-        self.write(self.evaluated)
+        self.write(line)
+        self.evaluated = line
 
     def last(self, step: int) -> dict[str, float]:
         """Return the last line and the last evaluation together."""
         return {**(self.lines[-1] if self.lines else {}), **self.evaluated, "global_step": step}
 
-    def state_dict(self, directory: RunDirectory) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs to go on with the same lines."""
-        names = ("sums", "counts", "evaluated")
-        return {name: getattr(self, name) for name in names} | {"size": directory.metrics.sync()}
+        state = {name: getattr(self, name) for name in ("sums", "counts", "evaluated")}
+        if self.directory:
+            return {**state, "size": self.directory.metrics.sync()}
+        return {**state, "lines": self.lines}
 
-    def load_state_dict(self, state: dict[str, Any], directory: RunDirectory) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go back to a stored step: what was written after it is dropped."""
         self.sums, self.counts = dict(state["sums"]), dict(state["counts"])
         self.evaluated = state["evaluated"]
-        directory.metrics.truncate(state["size"])
-        self.lines = directory.metrics.read()
+        if self.directory:
+            self.directory.metrics.truncate(state.get("size", 0))
+            self.lines = self.directory.metrics.read()
+        else:
+            self.lines = list(state.get("lines", []))  # a copy of an agent leaves its directory
 
 # %% [markdown]
 # By hand: two updates with the losses 1 and 3, of which only the first reports `alpha`.
@@ -638,7 +680,9 @@ assert logger.last(step=120)["global_step"] == 120 and logger.last(120)["eval_re
 #
 # Every `eval_every` steps the agent plays greedy episodes that it does not learn from. They have
 # environments of their own, so evaluating does not change the training. Their seeds are computed from
-# the run's seed and the step, so a resumed run evaluates on the same episodes.
+# the run's seed and the step, so a resumed run evaluates on the same episodes. An episode ends after
+# `eval_max_steps` at the latest, and a signal stops an evaluation as it stops training: `stop` says
+# whether one has come.
 
 # %%
 #| export
@@ -649,14 +693,15 @@ class Evaluator:
         self.config = config
         self.envs: list[gym.Env] = []  # made when they are first needed
 
-    def evaluate(self, agent: Agent) -> Evaluation:
-        """Play one episode in each environment; the seeds follow from the step."""
+    def evaluate(self, agent: Agent, stop: Callable[[], bool] = lambda: False) -> Evaluation:
+        """Play episodes whose seeds follow from the step."""
         config = self.config
         if not self.envs:
-            episodes = range(config.eval_episodes)
-            self.envs = [make_env(config.env_id, config.env_kwargs) for _ in episodes]
+            count = min(config.eval_episodes, EVALUATION_ENVS)
+            self.envs = [make_env(config.env_id, config.env_kwargs) for _ in range(count)]
         seed = derive_seed(config.seed, "evaluation", agent.global_step)
-        return evaluate(agent.greedy, self.envs, seed)
+        episodes, max_steps = config.eval_episodes, config.eval_max_steps
+        return evaluate(agent.greedy, self.envs, seed, episodes, max_steps, stop)
 
     def close(self) -> None:
         """Close the environments; another evaluation makes new ones."""
@@ -676,8 +721,15 @@ assert np.array_equal(first, second) and agent.state_dict()["generator"] == befo
 # Now we put it together. A run has an agent, a collector, a logger and an evaluator; a checkpoint holds
 # the first three. `step` is the body of the loop at the beginning: collect, update, and then log,
 # evaluate and save when it is time. A loss that is not finite ruins all weights at once. So the last
-# loss of each step is checked, and the run stops there and names the last good checkpoint. `train` runs
-# until the last step or until a signal arrives; then it finishes the current step and stops.
+# loss of each step is checked, and the run stops there and names the last good checkpoint.
+#
+# `train` runs until the last step, or until something stops it: a signal, after which the current step is
+# finished; an environment that raises an exception or returns no number; a full disk. Whatever it is,
+# the last sound state is saved and the message says how to go on. Which state is sound? `whole_step` is
+# the last step that was done as a whole: collected, learned from and logged. If the agent is still at
+# that step, nothing is half done. If it is not, an update may have stopped between two weights, and then
+# nothing is saved; the last checkpoint is there. An exception that the loop does not know keeps its type
+# and its traceback, which leads to the line of the environment that raised it, and gets a note.
 
 # %%
 #| export
@@ -707,27 +759,39 @@ assert steps.tolist() == [10, 30] and losses.tolist() == [2.0, 1.0]
 class Run:
     """The loop: collect, update, log, evaluate and checkpoint, until it is done or stopped."""
 
-    def __init__(self, agent: Agent, directory: RunDirectory | None, progress: bool = True) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        directory: RunDirectory | None,
+        progress: bool = True,
+        until: int | None = None,
+    ) -> None:
         self.agent, self.directory, self.config = agent, directory, agent.config
+        self.until = until or agent.config.total_steps  # the step at which it ends
         self.collector = Collector(agent)
         self.logger = Logger(directory, agent.config.tensorboard)
         self.evaluator = Evaluator(agent.config)
-        self.progress = Progress(agent.name, agent.global_step, self.config.total_steps, progress)
+        self.progress = Progress(agent.name, agent.global_step, self.until, progress)
         self.compiling = agent.config.compile  # until the first update is done
-        self.saved: Path | None = None  # the last checkpoint
+        self.caught: list[int] = []  # signals
+        self.whole_step = agent.global_step  # the last step that was done as a whole
+        paths = directory.checkpoints.paths() if directory else []
+        self.saved: Path | None = paths[-1] if paths else None  # the last checkpoint
 
     def step(self) -> None:
         """Take one step of all environments and do what is due after it."""
         config, agent = self.config, self.agent
         self.collector.step()
         metrics = self.update()
-        if crosses(agent.global_step, config.num_envs, config.log_every):
-            self.logger.log_training(agent.global_step, agent.updates, self.collector.recent)
-        if crosses(agent.global_step, config.num_envs, config.eval_every):
+        step = agent.global_step
+        if crosses(step, config.num_envs, config.log_every):
+            self.logger.log_training(step, agent.updates, self.collector.recent)
+        self.whole_step = step
+        if crosses(step, config.num_envs, config.eval_every):
             self.evaluate()
-        if crosses(agent.global_step, config.num_envs, config.checkpoint_every):
+        if crosses(step, config.num_envs, config.checkpoint_every):
             self.save()
-        self.progress.step(agent.global_step, metrics)
+        self.progress.step(step, metrics)
 
     def update(self) -> Metrics:
         """Make the updates that are due; return the metrics of the last."""
@@ -749,71 +813,91 @@ class Run:
         """Log what greedy episodes score with these weights, unless that has just been done."""
         step = self.agent.global_step
         if self.logger.evaluated.get("global_step") != step:
-            evaluation = self.evaluator.evaluate(self.agent)
+            evaluation = self.evaluator.evaluate(self.agent, stop=lambda: bool(self.caught))
             self.logger.log_evaluation(step, evaluation)
             self.progress.evaluated(step, evaluation)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the run needs beside the agent to go on exactly."""
+        parts = {"collector": self.collector.state_dict(), "logger": self.logger.state_dict()}
+        return {**parts, "envs": environments_of(self.config), "until": self.until}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go back to the step that was stored; the agent is there already."""
+        self.collector.load_state_dict(state["collector"])
+        self.logger.load_state_dict(state["logger"])
+        self.whole_step = self.agent.global_step
 
     def save(self) -> None:
         """Write a checkpoint from which the run goes on exactly."""
         if self.directory:
-            logger = self.logger.state_dict(self.directory)
-            run = {"collector": self.collector.state_dict(), "logger": logger}
-            content = {**self.agent.checkpoint(), "run": run}
+            content = {**self.agent.checkpoint(), "run": self.state_dict()}
             self.saved = self.directory.checkpoints.save(self.agent.global_step, content)
 
-    def load(self, path: Path, content: dict[str, Any]) -> None:
-        """Go back to the step of a checkpoint."""
-        assert self.directory is not None
-        if REPLAY in self.agent.parts and REPLAY not in content["agent"]:
-            message = "The replay buffer was not saved: it fills again, and the run is not exact."
-            warnings.warn(message, stacklevel=3)
-        self.agent.load_state_dict(content["agent"])
-        self.collector.load_state_dict(content["run"]["collector"])
-        self.logger.load_state_dict(content["run"]["logger"], self.directory)
-        self.saved = path
-
     def train(self) -> RunResult:
-        """Go on until `total_steps`, or until somebody stops the run."""
-        began, agent, ended = time.perf_counter(), self.agent, "failed"
+        """Go on until the last step, or until something stops the run."""
+        began, agent, config, ended = time.perf_counter(), self.agent, self.config, "failed"
         self.progress.start_at(agent.global_step)  # what came before was not done now
         if self.directory:
             self.directory.record.start()
         try:
-            with torch_for_learning(self.config.threads), catch_signals() as caught:
-                while agent.global_step < self.config.total_steps and not caught:
+            with torch_for_learning(config.threads), catch_signals() as self.caught:
+                if self.evaluation_is_due():
+                    self.evaluate()  # a signal has stopped it
+                while agent.global_step < self.until:
                     self.step()
-                if not caught and self.config.eval_every:
+                    if self.caught:
+                        raise KeyboardInterrupt
+                if config.eval_every:
                     self.evaluate()
                 self.save()
-            ended = "interrupted" if caught else "finished"
-        except RunFailed as error:
-            raise RunFailed(f"{error} {self.advice()}") from error
+            ended = "finished"
+        except KeyboardInterrupt:
+            ended = "interrupted"
+            where = f"Stopped at step {agent.global_step:,}."
+            raise Interrupted(f"{where} {self.rescue()}", *self.caught) from None
         except FloatingPointError as error:
             where = f"The run stopped at step {agent.global_step:,} because {error}."
-            raise RunFailed(f"{where} A lower learning rate may help. {self.advice()}") from error
+            raise RunFailed(f"{where} A lower learning rate may help. {self.rescue()}") from error
+        except (RunFailed, CheckpointError) as error:
+            raise RunFailed(f"{error} {self.rescue()}") from error
+        except Exception as error:
+            error.add_note(f"The run stopped at step {agent.global_step:,}. {self.rescue()}")
+            raise
         finally:
             self.close(ended)
-        if caught:
-            where = f"Stopped at step {agent.global_step:,}."
-            raise Interrupted(f"{where} {self.advice()}", caught[0])
         metrics, seconds = self.logger.last(agent.global_step), time.perf_counter() - began
         return RunResult(metrics, self.logger.lines, self.saved, agent, seconds)
 
-    def advice(self) -> str:
-        """Say how to go on after the run was stopped."""
+    def evaluation_is_due(self) -> bool:
+        """Say whether this is a step to evaluate at, as it is only if an evaluation was stopped."""
+        step = self.agent.global_step
+        return step > 0 and crosses(step, self.config.num_envs, self.config.eval_every)
+
+    def rescue(self) -> str:
+        """Save the last sound state if there is one, and say how to go on."""
+        sound = self.whole_step == self.agent.global_step
+        if sound:
+            with suppress(CheckpointError, FloatingPointError, RunFailed):  # that may be the reason
+                self.save()
         if self.directory is None:
-            return "Nothing was written, since the run has no run_dir."
+            held = "the agent is as it was after this step and can `learn` on" if sound else ""
+            return f"Nothing was written, since the run has no run_dir{held and '; ' + held}."
         if self.saved is None:
             return f"Without a checkpoint, `rlbook resume {self.directory.path}` starts again."
         return f"Go on from {self.saved} with `rlbook resume {self.directory.path}`."
 
     def close(self, ended: str) -> None:
-        """Close bar and environments, and write down how the run ended."""
-        self.progress.close(self.agent.global_step)
+        """Close bar and environments, keep what `learn` goes on from, and write down the end."""
+        agent, self.agent.training_state = self.agent, None
+        if self.whole_step == agent.global_step:
+            with suppress(OSError):
+                agent.training_state = self.state_dict()
+        self.progress.close(agent.global_step)
         self.evaluator.close()
         self.collector.envs.close()
         if self.directory:
-            self.directory.record.end(f"{ended} at step {self.agent.global_step}")
+            self.directory.record.end(f"{ended} at step {agent.global_step}")
 
 # %% [markdown]
 # ## Starting and resuming
@@ -823,35 +907,56 @@ class Run:
 
 # %%
 #| export
+def environments_of(config: Config) -> dict[str, Any]:
+    """Return the settings that say which environments a collector steps."""
+    return {name: getattr(config, name) for name in ("env_id", "env_kwargs", "num_envs", "seed")}
+
+
 def check_resumable(path: Path, content: dict[str, Any], agent: Agent) -> None:
-    """Raise unless the checkpoint was written by a run of this algorithm, and is not beyond it."""
+    """Raise unless the checkpoint was written by a run of this algorithm."""
     if content.get("algo") != agent.name:
         found = content.get("algo")
         raise ValueError(f"{path} holds a {found} agent, but the run is {agent.name}.")
-    if "run" not in content:
+    if "size" not in (content.get("run") or {}).get("logger", {}):
         raise ValueError(f"{path} was saved by hand and is not a moment of a run: use rlbook.load.")
-    reached, total = content["agent"]["global_step"], agent.config.total_steps
-    if reached >= total + agent.config.num_envs:  # the last step of all may overshoot
-        where = agent.config.run_dir
-        raise ValueError(f"{where} is already at step {reached:,}: ask for more steps.")
+
+
+def warn_of_end(until: int, total_steps: int) -> None:
+    """Say what happens to schedules in a run that is longer than they are."""
+    if until > total_steps:
+        message = f"learn goes on beyond total_steps ({total_steps}): schedules stay at their end."
+        warnings.warn(message, stacklevel=4)
 
 # %% [markdown]
-# `train` makes the directory. `resume` opens it, builds the agent from the settings that it finds there,
-# and loads the checkpoint.
+# `train` makes the directory. A learning rate that falls over the run falls over `total_steps`. But a run
+# may be done in pieces, as when you call `learn(1_000)` ten times with `total_steps` at 10,000: then
+# `until` is where the piece ends. A piece goes on where the one before it stopped, in the middle of its
+# episodes, so that ten pieces give the same weights as one `learn(10_000)`, bit for bit. It gets there as
+# `resume` does, by repeating the actions since the last reset. Beyond `total_steps` schedules stay at
+# their end, and the user is told so. If nobody ever gave `total_steps`, the first `learn` sets it.
+#
+# `resume` opens the directory, builds the agent from the settings that it finds there, and loads the
+# checkpoint. It goes on to `total_steps`, or further if a call of `learn` was on its way beyond it.
 
 # %%
 #| export
-def train(agent: Agent, progress: bool = True) -> RunResult:
-    """Train an agent up to its `total_steps`, in its run directory if it has one."""
-    if agent.directory:  # `learn` called again: the run is longer now
+def train(agent: Agent, progress: bool = True, until: int | None = None) -> RunResult:
+    """Train an agent up to `total_steps` or to the step `until`, in its directory if it has one."""
+    until = until or agent.config.total_steps
+    warn_of_end(until, agent.config.total_steps)
+    if agent.directory:  # `learn` called again: settings may have changed
         write_settings(agent.directory.config_path, agent.name, agent.config)
     elif agent.config.run_dir:
         agent.directory = RunDirectory.create(agent.config.run_dir, agent)
     with agent.directory or nullcontext():
-        run = Run(agent, agent.directory, progress)
-        if agent.global_step and agent.directory:  # `learn` called again has begun new episodes
-            run.logger.lines = agent.directory.metrics.read()
-            run.save()
+        run = Run(agent, agent.directory, progress, until)
+        before = agent.training_state
+        if before and before["envs"] == environments_of(agent.config):
+            run.load_state_dict(before)
+        elif agent.global_step:
+            run.saved = None  # new episodes begin here, and no checkpoint knows of them
+        if until > agent.config.total_steps or (agent.global_step and not run.saved):
+            run.save()  # so that `resume` can go on from here, and as far
         return run.train()
 
 
@@ -869,11 +974,21 @@ def resume(
     agent.directory = directory
     with directory:
         newest = directory.checkpoints.newest()  # on the CPU: the agent moves what it must
+        until = agent.config.total_steps
         if newest:
             check_resumable(newest[0], newest[1], agent)
-        run = Run(agent, directory, progress)
+            until = total_steps or max(until, newest[1]["run"].get("until", 0))
+            reached = newest[1]["agent"]["global_step"]
+            if reached >= until + agent.config.num_envs:  # the last step of all may overshoot
+                raise ValueError(f"{path} is already at step {reached:,}: ask for more steps.")
+        run = Run(agent, directory, progress, until)
         if newest:
-            run.load(*newest)
+            run.saved, content = newest
+            if REPLAY in agent.parts and REPLAY not in content["agent"]:
+                lost = "The replay buffer was not saved: it fills again, and the run is not exact."
+                warnings.warn(lost, stacklevel=2)
+            agent.load_state_dict(content["agent"])
+            run.load_state_dict(content["run"])
         else:
             directory.metrics.truncate(0)
         if total_steps is not None:

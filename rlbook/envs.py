@@ -1,6 +1,7 @@
 """Made from book/envs.py: edit the chapter, then run `rlbook tangle`."""
 
 __all__ = [
+    "EVALUATION_ENVS",
     "ActionReward",
     "ConstantReward",
     "Evaluation",
@@ -28,6 +29,7 @@ import copy
 import difflib
 import hashlib
 import importlib
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -254,24 +256,52 @@ class Evaluation:
 Policy = Callable[[np.ndarray, Any, np.ndarray], tuple[np.ndarray, Any]]
 
 
-def evaluate(policy: Policy, envs: Sequence[gym.Env], seed: int) -> Evaluation:
-    """Play one episode in each environment, with one call of the policy for all at each step."""
-    if not envs:
+EVALUATION_ENVS = 5  # so many play, however many episodes there are
+
+
+def evaluate(
+    policy: Policy,
+    envs: Sequence[gym.Env],
+    seed: int,
+    episodes: int | None = None,
+    max_steps: int | None = None,
+    stop: Callable[[], bool] = lambda: False,
+) -> Evaluation:
+    """Play episodes side by side, with one call of the policy for all environments at each step."""
+    episodes = len(envs) if episodes is None else episodes
+    if not envs or episodes < 1:
         raise ValueError("An evaluation needs at least one episode.")
-    count, space = len(envs), envs[0].observation_space
+    count, space = min(len(envs), episodes), envs[0].observation_space
     obs = np.zeros((count, *(space.shape or ())), space.dtype)
-    for i, env in enumerate(envs):
-        obs[i], _ = env.reset(seed=derive_seed(seed, i))
-    returns, lengths = np.zeros(count), np.zeros(count, dtype=np.int64)
+    for i in range(count):
+        obs[i], _ = envs[i].reset(seed=derive_seed(seed, i))
+    returns, lengths, cut = np.zeros(episodes), np.zeros(episodes, dtype=np.int64), 0
+    playing = list(range(count))  # the episode in each environment
+    waiting = iter(range(count, episodes))
     running, episode_start, state = np.ones(count, dtype=bool), np.ones(count, dtype=bool), None
     while running.any():
+        if stop():
+            raise KeyboardInterrupt
         actions, state = policy(obs, state, episode_start)
         obs, episode_start = obs.copy(), np.zeros(count, dtype=bool)  # the policy may keep the old
         for i in np.flatnonzero(running).tolist():
+            episode = playing[i]
             obs[i], reward, terminated, truncated, _ = envs[i].step(actions[i])
-            returns[i] += float(reward)
-            lengths[i] += 1
-            running[i] = not (terminated or truncated)
+            returns[episode] += float(reward)
+            lengths[episode] += 1
+            too_long = lengths[episode] == max_steps and not (terminated or truncated)
+            cut += too_long
+            if terminated or truncated or too_long:
+                playing[i] = next(waiting, episodes)
+                running[i] = episode_start[i] = playing[i] < episodes
+                if running[i]:
+                    obs[i], _ = envs[i].reset(seed=derive_seed(seed, playing[i]))
+    if cut:
+        warnings.warn(
+            f"{cut} of {episodes} episodes of an evaluation had not ended after {max_steps:,} "
+            "steps and were cut there: 'eval_max_steps' is the limit.",
+            stacklevel=2,
+        )
     return Evaluation(returns, lengths)
 
 

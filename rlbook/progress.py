@@ -213,7 +213,7 @@ class Progress:
 class Interrupted(KeyboardInterrupt):
     """A run was stopped by Ctrl-C or SIGTERM after it wrote its checkpoint."""
 
-    def __init__(self, message: str, signal_number: int) -> None:
+    def __init__(self, message: str, signal_number: int = signal.SIGINT) -> None:
         super().__init__(message)
         self.signal_number = signal_number
 

@@ -172,6 +172,9 @@ class Config(BaseModel):
         default=5_000, ge=0, description="Environment steps between evaluations; 0 for none."
     )
     eval_episodes: int = Field(default=10, ge=1, description="Greedy episodes of an evaluation.")
+    eval_max_steps: int = Field(
+        default=30_000, ge=1, description="Steps after which such an episode is cut."
+    )
     log_every: int = Field(
         default=1_000, ge=1, description="Environment steps between lines of training metrics."
     )
@@ -198,7 +201,8 @@ class Config(BaseModel):
 
     def replace(self, **changes: Any) -> Self:
         """Return a checked copy with some settings changed."""
-        return type(self)(**{**dict(self), **changes})
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return type(self)(**{**given, **changes})
 
     def __setattr__(self, name: str, value: Any) -> None:
         checked = self.replace(**{name: value})  # raises before anything has changed

@@ -635,7 +635,8 @@ def test_learning_in_portions_does_not_join_episodes() -> None:
         "test/Diary-v0", num_envs=2, n_step=5, gamma=0.9, learning_starts=10_000, eval_every=0
     )
     for _ in range(40):
-        agent.learn(6, progress=False)  # each call starts new episodes
+        agent.learn(6, progress=False)
+        agent.training_state = None  # the next call starts new episodes
     check_rows(agent)
 
 

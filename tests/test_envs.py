@@ -470,6 +470,27 @@ def test_evaluation_depends_on_its_seed_alone() -> None:
     assert (long.returns[:5] == first.returns).all()  # more episodes change none of the first
 
 
+@pytest.mark.parametrize("count", [1, 2, 4, 7, 9])
+def test_how_many_environments_play_changes_no_episode(count: int) -> None:
+    def leaning(obs: np.ndarray, state: Any, start: np.ndarray) -> tuple[np.ndarray, Any]:
+        before = np.zeros(len(obs)) if state is None else np.where(start, 0, state)
+        return (obs[:, 2] + 0.1 * before > 0).astype(np.int64), before + obs[:, 2]
+
+    wanted = evaluate(leaning, [make_env("CartPole-v1") for _ in range(7)], seed=5)
+    envs = [make_env("CartPole-v1") for _ in range(count)]
+    found = evaluate(leaning, envs, seed=5, episodes=7)
+    np.testing.assert_array_equal(wanted.returns, found.returns)
+    np.testing.assert_array_equal(wanted.lengths, found.lengths)
+    assert len(set(wanted.lengths.tolist())) > 2
+
+
+def test_an_episode_that_ends_at_the_limit_is_not_cut() -> None:
+    envs = [make_env("rlbook/ConstantReward-v0", {"limit": limit}) for limit in (4, 5, 6)]
+    with pytest.warns(UserWarning, match=r"^1 of 3 episodes .* after 5 steps"):
+        result = evaluate(constant_policy(0), envs, seed=0, max_steps=5)
+    assert result.lengths.tolist() == [4, 5, 5]
+
+
 def test_continuous_actions_can_be_evaluated() -> None:
     envs = [make_env("rlbook/ActionReward-v0", {"continuous": True}) for _ in range(8)]
     result = evaluate(lambda obs, state, start: (obs / 2, state), envs, seed=0)

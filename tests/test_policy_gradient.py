@@ -313,6 +313,7 @@ def test_a_checkpoint_ends_an_episode_and_still_bootstraps() -> None:
 def test_learn_called_again_does_not_join_two_episodes() -> None:
     agent = A2C("rlbook/ConstantReward-v0", env_kwargs={"limit": 100}, **{**SMALL, "num_steps": 6})
     agent.learn(6, progress=False)  # three steps of each
+    agent.training_state = None  # as if the environment were another
     agent.learn(4, progress=False)
     assert agent.rollout.size == 5
     assert agent.rollout.ended[:5, 0].tolist() == [False, False, True, False, False]

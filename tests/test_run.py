@@ -1,5 +1,6 @@
 """What the chapter of the run cannot test about itself: kills, full disks, bad numbers."""
 
+import copy
 import datetime
 import errno
 import json
@@ -12,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -33,7 +34,7 @@ from helpers import (
 import rlbook
 import rlbook.run
 from rlbook.agent import REGISTRY, Transition, UpdateResult
-from rlbook.checkpoint import CheckpointDirectory, CheckpointError, read_checkpoint
+from rlbook.checkpoint import CheckpointDirectory, read_checkpoint
 from rlbook.dqn import DQN
 from rlbook.progress import Interrupted, RunFailed
 from rlbook.run import (
@@ -332,7 +333,7 @@ def test_what_cannot_be_resumed_is_said(
     result = run_whole(tmp_path / "a", total_steps=300)
     assert result.checkpoint is not None
     if what == "saved by hand":
-        result.agent.save(result.checkpoint)
+        DQN(**SMALL).save(result.checkpoint)
         message = "was saved by hand and is not a moment of a run"
     else:
         monkeypatch.setitem(REGISTRY, "other", Other)
@@ -379,12 +380,6 @@ def test_a_second_process_gets_one_sentence_and_a_killed_one_leaves_no_lock(
     step = newest(path)["agent"]["global_step"]
     assert resume(path, step + 10, progress=False).agent.global_step == step + 10
     assert record(path)["before"][0]["ended"] == "still running, or killed"
-
-
-def test_a_run_that_learns_again_keeps_its_new_length(tmp_path: Path) -> None:
-    agent = run_whole(tmp_path / "a").agent
-    agent.learn(300, progress=False)
-    assert read_settings(tmp_path / "a" / "config.yaml")["total_steps"] == 1_200
 
 
 @pytest.mark.parametrize("every", [0, 1, 3, 7])
@@ -562,11 +557,12 @@ def test_a_full_disk_leaves_the_previous_checkpoint_usable(
             patch.setattr(torch, "save", save_half)
         else:
             patch.setattr(MetricsFile, "append", append_half)
-        with pytest.raises((CheckpointError, OSError)) as failure:
+        with pytest.raises((RunFailed, OSError)) as failure:
             run_whole(tmp_path / "full")
     if failing == "checkpoint":
-        said = r"^Could not write .*step_0+500\.pt: No space left on device\. "
-        assert re.match(said + r"Older checkpoints are untouched\.$", str(failure.value))
+        said = r"^Could not write .*step_0+500\.pt: No space left on device\. Older checkpoints "
+        said += r"are untouched\. Go on from .*step_0+250\.pt with `rlbook resume .*`\.$"
+        assert re.match(said, str(failure.value))
     names = [path.name for path in (tmp_path / "full" / "checkpoints").iterdir()]
     assert names == ["step_000000000250.pt"]
     resume(tmp_path / "full", progress=False)
@@ -676,7 +672,7 @@ def test_numbers_of_the_environment_that_are_not_finite_name_the_step(
     kwargs = {"what": what, "at": 20, "value": value}
     agent = DQN("test/Broken-v0", env_kwargs=kwargs, eval_every=0, learning_starts=1_000)
     word = what.split()[-1]
-    with pytest.raises(ValueError, match=rf"returned a {word} that is not finite, step 19\.$"):
+    with pytest.raises(RunFailed, match=rf"returned a {word} that is not finite, step 19\. "):
         agent.learn(100, progress=False)
     assert agent.global_step == 19  # the step that brought it was not learned from
     assert np.isfinite(agent.replay.storage["reward"]).all()
@@ -685,20 +681,84 @@ def test_numbers_of_the_environment_that_are_not_finite_name_the_step(
 def test_a_first_observation_that_is_not_finite_is_found_before_it_is_acted_on() -> None:
     kwargs = {"what": "first observation", "at": 0, "value": math.nan}
     agent = DQN("test/Broken-v0", env_kwargs=kwargs, eval_every=0)
-    with pytest.raises(ValueError, match=r"an? observation that is not finite, step 0\.$"):
+    with pytest.raises(RunFailed, match=r"an? observation that is not finite, step 0\.$"):
         agent.learn(100, progress=False)
 
 
 def test_rewards_too_large_for_a_network_stop_the_run() -> None:
     kwargs = {"what": "reward", "at": 50, "value": 1e300}
     settings = {**SMALL, "env_id": "test/Broken-v0", "env_kwargs": kwargs, "eval_every": 0}
-    with pytest.raises(ValueError, match=r"a reward that is too large for 32 bits, step 49\."):
+    with pytest.raises(RunFailed, match=r"a reward that is too large for 32 bits, step 49\."):
         train(DQN(**settings), progress=False)
 
 
-def test_learn_called_again_goes_on_exactly_after_a_kill(tmp_path: Path) -> None:
+# In pieces
+
+
+@pytest.mark.parametrize("where", ["memory", "directory", "copies", "files"])
+@KINDS
+def test_learn_in_pieces_equals_the_whole(
+    where: str, extra: dict[str, Any], tmp_path: Path
+) -> None:
+    settings = {**SMALL, "lr_decay_from": 0.2, **extra}
+    in_directory = where == "directory"
+    paths = [str(tmp_path / name) if in_directory else None for name in ("a", "b")]
+    whole = DQN(**settings, run_dir=paths[0]).learn(900, progress=False)
+    agent, pieces = DQN(**settings, run_dir=paths[1]), [30, 270, 120, 210, 3, 267]
+    for steps in pieces:
+        result = agent.learn(steps, progress=False)
+        if where == "copies":
+            agent = copy.deepcopy(agent)
+        elif where == "files":
+            agent.save(tmp_path / "agent.pt")
+            agent = DQN.load(tmp_path / "agent.pt")
+    states = [each.agent.state_dict() for each in (whole, result)]
+    for state in states:
+        state.pop("n_step")  # a copy of its array has other bytes between its fields
+    assert_same(states[0], states[1])
+    ends = set(np.cumsum(pieces).tolist()) - {300, 600, 900}  # where it evaluates once more
+    lines = [x for x in result.history if x["global_step"] not in ends or "updates" in x]
+    if where != "files":
+        assert lines == whole.history
+    assert agent.config.total_steps == 900
+
+
+def test_pieces_go_on_beyond_total_steps_and_say_so(tmp_path: Path) -> None:
+    agent = DQN(**{**SMALL, "lr_decay_from": 0.2, "run_dir": str(tmp_path / "a")})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        agent.learn(900, progress=False)
+    before = copy.deepcopy(agent.q_network.state_dict())
+    with pytest.warns(UserWarning, match=r"^learn goes on beyond total_steps \(900\): schedules"):
+        agent.learn(40, progress=False)
+    assert_same(before, agent.q_network.state_dict())  # at a learning rate of 0
+    assert agent.global_step == 940 and agent.config.total_steps == 900
+    assert resume(tmp_path / "a", progress=False).agent.global_step == 940
+
+
+def test_the_first_learn_sets_total_steps_if_nobody_did() -> None:
+    settings = {name: value for name, value in SMALL.items() if name != "total_steps"}
+    agent = DQN(**settings)
+    agent.learn(120, progress=False)
+    assert agent.config.total_steps == 120
+    given = DQN(**settings, total_steps=50_000)  # the default, but given
+    given.learn(120, progress=False)
+    assert given.config.total_steps == 50_000
+
+
+def test_learn_in_other_environments_begins_new_episodes() -> None:
+    agent = DQN(**{**SMALL, "env_id": "rlbook/ConstantReward-v0", "env_kwargs": {"limit": 7}})
+    agent.learn(110, progress=False)
+    agent.config.env_kwargs = {"limit": 3}
+    agent.learn(110, progress=False)
+    assert agent.training_state is not None
+    assert agent.training_state["collector"]["recent"] == [3.0] * 20
+
+
+def test_learn_beyond_the_end_goes_on_exactly_after_a_kill(tmp_path: Path) -> None:
     def twice(name: str) -> DQN:
-        agent = DQN(**{**SMALL, "checkpoint_every": 1_000, "run_dir": str(tmp_path / name)})
+        settings = {"checkpoint_every": 1_000, "total_steps": 330, "run_dir": str(tmp_path / name)}
+        agent = DQN(**{**SMALL, **settings})
         agent.learn(330, progress=False)
         return agent
 
@@ -719,6 +779,167 @@ def test_learn_called_again_goes_on_exactly_after_a_kill(tmp_path: Path) -> None
         cut.learn(330, progress=False)
     resume(tmp_path / "cut", progress=False)
     assert_same_run(tmp_path / "cut", tmp_path / "whole")
+
+
+# Whatever ends a run
+
+
+class Fragile(gym.Wrapper[Any, Any, Any, Any]):
+    """CartPole that breaks once, at the first call of its kind from a number of calls on."""
+
+    calls = 0
+    breaks_at: ClassVar[dict[str, int]] = {}
+
+    def breaks(self, what: str) -> bool:
+        broken = Fragile.calls >= Fragile.breaks_at.get(what, Fragile.calls + 1)
+        return broken and bool(Fragile.breaks_at.pop(what))
+
+    def reset(self, **options: Any) -> Any:
+        Fragile.calls += 1
+        if self.breaks("reset"):
+            raise ArithmeticError("the pole is broken")
+        return self.env.reset(**options)
+
+    def step(self, action: Any) -> Any:
+        Fragile.calls += 1
+        if self.breaks("step"):
+            raise ArithmeticError("the pole is broken")
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        reward = math.nan if self.breaks("reward") else reward
+        obs = obs * math.nan if self.breaks("observation") else obs
+        return obs, reward, terminated, truncated, info
+
+
+def make_fragile() -> gym.Env:
+    return Fragile(gym.make("CartPole-v1").unwrapped)
+
+
+@pytest.fixture
+def fragile() -> Iterator[None]:
+    gym.register("test/Fragile-v0", f"{__name__}:make_fragile", max_episode_steps=60)
+    yield
+    del gym.registry["test/Fragile-v0"]
+
+
+@KINDS
+@pytest.mark.parametrize("what", ["step", "reward", "observation"])
+def test_what_breaks_in_the_environment_loses_no_step(
+    what: str, extra: dict[str, Any], fragile: None, tmp_path: Path
+) -> None:
+    settings = {**SMALL, "env_id": "test/Fragile-v0", "eval_every": 0, "total_steps": 600, **extra}
+    Fragile.calls, Fragile.breaks_at = 0, {}
+    train(DQN(**settings, run_dir=str(tmp_path / "whole")), progress=False)
+    Fragile.calls, Fragile.breaks_at = 0, {what: 470}
+    with pytest.raises(ArithmeticError if what == "step" else RunFailed) as failure:
+        train(DQN(**settings, run_dir=str(tmp_path / "broken")), progress=False)
+    step = newest(tmp_path / "broken")["agent"]["global_step"]
+    assert 400 < step < 470  # resets are calls too, and checkpoints come every 250 steps
+    said = " ".join([str(failure.value), *getattr(failure.value, "__notes__", [])])
+    assert re.search(rf"Go on from \S+step_0+{step}\.pt with `rlbook resume \S+`\.$", said)
+    assert record(tmp_path / "broken")["ended"] == f"failed at step {step}"
+    resume(tmp_path / "broken", progress=False)
+    assert_same_run(tmp_path / "whole", tmp_path / "broken")
+
+
+@pytest.mark.parametrize("at", ["checkpoint", "evaluation"])
+def test_a_reset_that_fails_loses_no_step(at: str, fragile: None, tmp_path: Path) -> None:
+    settings = {**SMALL, "env_id": "test/Fragile-v0", "total_steps": 600}
+    Fragile.calls, Fragile.breaks_at = 0, {}
+    train(DQN(**settings, run_dir=str(tmp_path / "whole")), progress=False)
+    agent = DQN(**settings, run_dir=str(tmp_path / "broken"))
+    act, broken = agent.act, list[int]()
+    moment = 249 if at == "checkpoint" else 300
+
+    def act_and_break(*arguments: Any, **options: Any) -> Any:
+        if agent.global_step == moment and not broken and options["explore"] == (moment == 249):
+            broken.append(moment)
+            # in the step that ends in a checkpoint the next call but one resets; here, the next
+            Fragile.breaks_at = {"reset": Fragile.calls + 2, "step": Fragile.calls + 1}
+            Fragile.breaks_at.pop("step" if at == "checkpoint" else "reset")
+        return act(*arguments, **options)
+
+    agent.act = act_and_break  # type: ignore[method-assign]
+    with pytest.raises(ArithmeticError) as failure:
+        train(agent, progress=False)
+    assert f"step_{moment:012d}.pt" in failure.value.__notes__[0]
+    Fragile.breaks_at = {}
+    resume(tmp_path / "broken", progress=False)
+    assert_same_run(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_an_agent_in_memory_learns_on_after_its_environment_broke(fragile: None) -> None:
+    settings = {**SMALL, "env_id": "test/Fragile-v0", "eval_every": 0}
+    Fragile.calls, Fragile.breaks_at = 0, {}
+    whole = train(DQN(**settings), progress=False).agent
+    agent = DQN(**settings)
+    Fragile.calls, Fragile.breaks_at = 0, {"step": 440}
+    with pytest.raises(ArithmeticError) as failure:
+        train(agent, progress=False)
+    assert "the agent is as it was after this step and can `learn` on" in failure.value.__notes__[0]
+    agent.learn(900 - agent.global_step, progress=False)
+    assert_same(whole.state_dict(), agent.state_dict())
+
+
+def test_a_second_ctrl_c_in_the_environment_saves_and_in_an_update_names_the_last(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def press_twice() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    real = Collector.play
+
+    def play(self: Collector, action: np.ndarray) -> Any:
+        if self.agent.global_step == 620:
+            press_twice()
+        return real(self, action)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Collector, "play", play)
+        with pytest.raises(Interrupted, match=r"^Stopped at step 620\. Go on from .*620\.pt with"):
+            run_whole(tmp_path / "acting")
+    with pytest.raises(Interrupted, match=r"^Stopped at step 620\. Go on from .*0500\.pt with"):
+        run_disturbed(tmp_path / "learning", 620, press_twice)
+    for name in ("acting", "learning"):
+        resume(tmp_path / name, progress=False)
+        assert_same_run(whole, tmp_path / name)
+
+
+# Evaluations
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("step", [250, 300, 900])
+def test_a_signal_in_an_evaluation_stops_at_once_and_loses_nothing(
+    number: signal.Signals, step: int, tmp_path: Path
+) -> None:
+    settings = {**SMALL, "eval_every": 50}
+    train(DQN(**settings, run_dir=str(tmp_path / "whole")), progress=False)
+    agent = DQN(**settings, run_dir=str(tmp_path / "stopped"))
+    greedy, calls = agent.greedy, list[int]()
+
+    def watched(*arguments: Any) -> Any:
+        if agent.global_step == step:
+            calls.append(step)
+            if len(calls) == 3:
+                signal.raise_signal(number)
+        return greedy(*arguments)
+
+    agent.greedy = watched  # type: ignore[assignment, method-assign]
+    with pytest.raises(Interrupted, match=rf"^Stopped at step {step}\. Go on from") as stopped:
+        train(agent, progress=False)
+    assert stopped.value.signal_number == number and len(calls) == 3
+    resume(tmp_path / "stopped", progress=False)
+    assert_same_run(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_an_environment_that_never_ends_does_not_hang_a_run() -> None:
+    settings = {**SMALL, "env_id": "rlbook/ConstantReward-v0", "env_kwargs": {"limit": 10**9}}
+    with pytest.warns(UserWarning, match=r"2 of 2 episodes .* after 70 steps and were cut"):
+        result = DQN(**settings, eval_max_steps=70).learn(300, progress=False)
+    assert result.metrics["eval_return_mean"] == result.metrics["eval_length_mean"] == 70
+    with pytest.warns(UserWarning, match="'eval_max_steps' is the limit"):
+        assert result.agent.evaluate(3).lengths.tolist() == [70, 70, 70]
 
 
 def test_metrics_that_cannot_be_written_stop_the_run_with_advice(
