@@ -57,7 +57,6 @@ import os
 import time
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from matplotlib import pyplot as plt
 
@@ -633,42 +632,6 @@ values = swinger.values(obs)
 plot_heatmap(right, values.reshape(61, 61), extent, *labels, "value")
 plt.show()
 assert abs(angle[values.argmax()]) < 1.2  # the value is highest near the top
-
-# %% [markdown]
-# ## Observations of different sizes
-#
-# Adam and orthogonal weights expect inputs of about the size of 1. Where an environment reports a position in
-# millimetres and an angle in degrees, tanh saturates at once, and nothing is learned. The setting
-# `normalize_observations` standardises each entry by its running mean and deviation:
-#
-# $$\tilde s = \operatorname{clip}\Bigl(\frac{s - \mu}{\sigma},\, -10,\, 10\Bigr)$$
-#
-# By hand: a position with the mean 200 mm and the deviation 400 mm that is now at 800 mm becomes
-# $(800 - 200) / 400 = 1.5$. [What the network sees](preprocess.ipynb) builds it and its companion
-# `normalize_rewards`. The statistics belong to the agent: they are in its checkpoint, `predict` applies them, and
-# evaluations leave them as they are. PPO is the algorithm that needs them most, because robots report positions,
-# speeds and forces side by side. Here is CartPole in millimetres and degrees, 15,000 steps, three seeds each:
-
-# %%
-FACTORS = np.array([1000, 1000, 180 / np.pi, 180 / np.pi], np.float32)
-
-
-def other_units(**keywords: Any) -> gym.Env:
-    """Make CartPole in millimetres and degrees."""
-    space = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32)
-    return gym.wrappers.TransformObservation(gym.make("CartPole-v1", **keywords), lambda o: o * FACTORS, space)
-
-
-gym.register("CartPoleInOtherUnits-v0", other_units)
-finals: dict[str, list[float]] = {"normalised": [], "as they come": []}
-for how, scores in finals.items():
-    units: dict[str, Any] = {"env_id": "CartPoleInOtherUnits-v0", "normalize_observations": how == "normalised"}
-    for seed in range(3):
-        other = PPO.from_config("cartpole", **units, total_steps=15_000, eval_every=0, seed=seed)
-        train(other, progress=False)
-        scores.append(other.evaluate(episodes=20).mean)
-    print(f"{how}: return", *(round(score) for score in scores))
-assert min(finals["normalised"]) > max(finals["as they come"])
 
 # %% [markdown]
 # ## Honest edges
