@@ -68,6 +68,7 @@ from rlbook.envs import make_env
 from rlbook.figures import (
     COLORS,
     PALETTE,
+    draw_parts,
     filmstrip,
     label_curves,
     load_result,
@@ -192,6 +193,11 @@ assert padded[mask].tolist() == [1, 2, 3, 4, 5, 6]  # and back
 # for learning: it pads, runs the LSTM once over all sequences, each from its own first hidden state, and throws the
 # padded entries away *before* the head. From there on there are only real steps, in one row, as PPO wants them. So
 # padding cannot enter the loss, the normalisation of the advantages or a metric.
+#
+# At first an LSTM forgets fast. Its parameters are small, so its forget gate is about $\sigma(0) = 0.5$: of what it
+# wrote into its cell, half is left after a step and $0.5^{10} = 0.001$ after ten. A gradient that has to come back the
+# same way is as small. `forget_bias` opens the gate: with 1 it starts at $\sigma(1) = 0.73$, and $0.73^{10} = 0.04$ is
+# left after ten steps.
 
 # %%
 #| export
@@ -201,7 +207,12 @@ class LSTMNetwork(nn.Module):
     scale: Tensor  # what each entry of the observation is multiplied by
 
     def __init__(
-        self, inputs: int, units: int, head: nn.Module, observation_scale: tuple[float, ...] = ()
+        self,
+        inputs: int,
+        units: int,
+        head: nn.Module,
+        observation_scale: tuple[float, ...] = (),
+        forget_bias: float = 0.0,
     ) -> None:
         super().__init__()
         if observation_scale and len(observation_scale) != inputs:
@@ -211,6 +222,8 @@ class LSTMNetwork(nn.Module):
         scale = torch.tensor(observation_scale or (1.0,) * inputs)
         self.register_buffer("scale", scale, persistent=False)
         self.lstm = nn.LSTM(inputs, units, batch_first=True)
+        with torch.no_grad():  # of the four gates the second forgets
+            self.lstm.get_parameter("bias_ih_l0")[units : 2 * units] += forget_bias
         self.head = head
 
     def initial_state(self, batch: int) -> State:
@@ -312,7 +325,8 @@ assert sequence_mask(first).sum(dim=1).tolist() == [3, 1, 4]
 # PPO's, and those of the LSTMs. `hidden` are the layers of the heads, after the LSTM. A minibatch still has
 # `minibatch_size` steps. It is made of whole pieces of `sequence_length` steps, each with one sequence or more, so both
 # the rollout and the minibatch must divide into pieces. `start_state: zero` starts each sequence from zeros, whatever
-# the agent had: you will see below what that costs. `observation_scale` multiplies the observations, as in DQN.
+# the agent had: you will see below what that costs. `observation_scale` multiplies the observations, as in DQN, and
+# `forget_bias` is 0 by default, as in PyTorch.
 
 # %%
 #| export
@@ -323,6 +337,9 @@ class RecurrentPPOConfig(PPOConfig):
         default=(64,), description="Units of each layer after the LSTM, of both networks."
     )
     lstm_units: int = Field(default=64, ge=1, description="Units of each LSTM.")
+    forget_bias: float = Field(
+        default=0.0, description="Added to the initial bias of the LSTMs' forget gates."
+    )
     sequence_length: int = Field(
         default=32, ge=1, description="Steps of a sequence, as far as gradients reach."
     )
@@ -390,13 +407,13 @@ class RecurrentPPO(PPO):
             head = CategoricalPolicy(units, int(space.n), hidden, orthogonal)
         else:
             head = GaussianPolicy(units, space.shape[0], hidden, orthogonal, config.initial_std)
-        return LSTMNetwork(inputs, units, head, config.observation_scale)
+        return LSTMNetwork(inputs, units, head, config.observation_scale, config.forget_bias)
 
     def make_value_network(self) -> nn.Module:
         """Make a network with the methods of `LSTMNetwork`, whose head is PPO's value network."""
-        config, (inputs,) = self.config, self.observation_space.shape
-        head = ValueNetwork(config.lstm_units, config.hidden, config.orthogonal_init)
-        return LSTMNetwork(inputs, config.lstm_units, head, config.observation_scale)
+        config, (inputs,), units = self.config, self.observation_space.shape, self.config.lstm_units
+        head = ValueNetwork(units, config.hidden, config.orthogonal_init)
+        return LSTMNetwork(inputs, units, head, config.observation_scale, config.forget_bias)
 
     def carried_state(self, state: State | None, episode_start: np.ndarray) -> State:
         """Return hidden and cell state of policy and value network, zeroed at episode starts."""
@@ -560,6 +577,7 @@ image = np.full((*mask.shape, 3), 0.85)
 image[mask.numpy()] = colors.reshape(-1, 3)[:256]
 right.imshow(image, aspect="auto", alpha=0.75, interpolation="nearest")
 right.set(xlabel="step of the sequence", ylabel="sequence", title="its first 256 steps, padded")
+right.yaxis.get_major_locator().set_params(integer=True)
 for ax in (left, right):
     ax.grid(False)
 plt.show()
@@ -616,7 +634,8 @@ agent = RecurrentPPO.from_config("tmaze", seed=0)
 untrained = copy.deepcopy(agent)
 run = train(agent)
 same = {name: getattr(agent.config, name) for name in ("num_envs", "hidden", "num_steps", "minibatch_size", "epochs",
-        "gamma", "gae_lambda", "lr", "lr_decay_from", "total_steps", "eval_every", "eval_episodes")}
+        "gamma", "gae_lambda", "entropy_coefficient", "lr", "lr_decay_from", "total_steps", "eval_every",
+        "eval_episodes")}
 rival = train(PPO(**MAZE, **same, seed=0))
 success = {"recurrent PPO": agent.evaluate(40).mean, "PPO": rival.agent.evaluate(40).mean}
 print(f"{time.process_time() - began:.0f} seconds of one core for both;",
@@ -678,8 +697,7 @@ two.legend(loc="lower right")
 plt.show()
 
 # %% [markdown]
-# An LSTM with random parameters loses the cue, a constant factor at each step. Training has made the forget gate
-# keep it. The right panel compares the values with what they should be if every turn is right: 1 discounted by the steps
+# An LSTM with random parameters loses the cue, a constant factor at each step. Training has made it keep the cue. The right panel compares the values with what they should be if every turn is right: 1 discounted by the steps
 # that are left.
 #
 # ## A live run: CartPole without velocities
@@ -742,28 +760,24 @@ filmstrip(frames, times_shown)
 # %% [markdown]
 # ## What each part buys
 #
-# **Zero or stored?** A sequence that begins in the middle of an episode starts from the hidden state of the moment
-# when the agent acted. The alternative is to start from zeros. Then the policy that learns is not the one that acted:
-# its ratios differ from 1 before any update, and the shorter the sequences, the more so. Five seeds each on CartPole
-# without velocities, mean and 95 % interval:
+# The T-maze again, five seeds each, with one part changed at a time. Wine is the whole algorithm, black the variant:
+# the line is the mean, the band its 95 % interval. Below, each dot is the last evaluation of a seed, the diamond their
+# interquartile mean, and the bar its 95 % interval. Episodes have 11 steps. A *piece of 16* often cuts an episode
+# between cue and turn, and the second part then starts from the stored hidden state, or *from zeros*. A *piece of 8* never
+# holds both.
 
 # %% tags=["hide-input"]
-result = load_result("results/recurrent_ppo_start_state.json")
-figure, ax = plt.subplots()
-plot_result(ax, result)
-ax.set_ylim(0, 515)
-ax.legend().remove()
-figure.legend(loc="outside lower center", ncols=2)
+parts = load_result("results/recurrent_ppo_parts.json")
+draw_parts(plt.figure(), parts, columns=3)
 plt.show()
-print(made_by(result))
-for name, run in result["runs"].items():
-    iqm, low, high = run["iqm"]
-    print(f"{name:18}interquartile mean {iqm:3.0f}, 95 % interval {low:.0f} to {high:.0f}")
+print(made_by(parts))
+for name, run in parts["runs"].items():
+    print(f"{name:26}last evaluation of each seed:", *(f"{score:.2f}" for score in run["final"]))
 
 # %% [markdown]
-# @START@
+# @PARTS@
 #
-# **No recurrence** is the first figure: PPO, with the same loss and more steps, stays where it is.
+# **No recurrence** is the first figure: PPO stays where chance leaves it.
 #
 # **More steps.** The same settings, with learning rate and clip range falling over 300,000 steps:
 

@@ -61,7 +61,12 @@ class LSTMNetwork(nn.Module):
     scale: Tensor  # what each entry of the observation is multiplied by
 
     def __init__(
-        self, inputs: int, units: int, head: nn.Module, observation_scale: tuple[float, ...] = ()
+        self,
+        inputs: int,
+        units: int,
+        head: nn.Module,
+        observation_scale: tuple[float, ...] = (),
+        forget_bias: float = 0.0,
     ) -> None:
         super().__init__()
         if observation_scale and len(observation_scale) != inputs:
@@ -71,6 +76,8 @@ class LSTMNetwork(nn.Module):
         scale = torch.tensor(observation_scale or (1.0,) * inputs)
         self.register_buffer("scale", scale, persistent=False)
         self.lstm = nn.LSTM(inputs, units, batch_first=True)
+        with torch.no_grad():  # of the four gates the second forgets
+            self.lstm.get_parameter("bias_ih_l0")[units : 2 * units] += forget_bias
         self.head = head
 
     def initial_state(self, batch: int) -> State:
@@ -133,6 +140,9 @@ class RecurrentPPOConfig(PPOConfig):
         default=(64,), description="Units of each layer after the LSTM, of both networks."
     )
     lstm_units: int = Field(default=64, ge=1, description="Units of each LSTM.")
+    forget_bias: float = Field(
+        default=0.0, description="Added to the initial bias of the LSTMs' forget gates."
+    )
     sequence_length: int = Field(
         default=32, ge=1, description="Steps of a sequence, as far as gradients reach."
     )
@@ -190,13 +200,13 @@ class RecurrentPPO(PPO):
             head = CategoricalPolicy(units, int(space.n), hidden, orthogonal)
         else:
             head = GaussianPolicy(units, space.shape[0], hidden, orthogonal, config.initial_std)
-        return LSTMNetwork(inputs, units, head, config.observation_scale)
+        return LSTMNetwork(inputs, units, head, config.observation_scale, config.forget_bias)
 
     def make_value_network(self) -> nn.Module:
         """Make a network with the methods of `LSTMNetwork`, whose head is PPO's value network."""
-        config, (inputs,) = self.config, self.observation_space.shape
-        head = ValueNetwork(config.lstm_units, config.hidden, config.orthogonal_init)
-        return LSTMNetwork(inputs, config.lstm_units, head, config.observation_scale)
+        config, (inputs,), units = self.config, self.observation_space.shape, self.config.lstm_units
+        head = ValueNetwork(units, config.hidden, config.orthogonal_init)
+        return LSTMNetwork(inputs, units, head, config.observation_scale, config.forget_bias)
 
     def carried_state(self, state: State | None, episode_start: np.ndarray) -> State:
         """Return hidden and cell state of policy and value network, zeroed at episode starts."""

@@ -161,6 +161,25 @@ def test_steps_one_by_one_equal_a_sequence() -> None:
     torch.testing.assert_close(network(obs)[0], outputs[0][0])  # alone, each begins an episode
 
 
+def test_the_forget_bias_opens_the_forget_gate_alone() -> None:
+    torch.manual_seed(0)
+    opened = LSTMNetwork(3, 4, nn.Linear(4, 2), forget_bias=1.5)
+    torch.manual_seed(0)
+    plain = LSTMNetwork(3, 4, nn.Linear(4, 2))
+    for name, parameter in plain.named_parameters():
+        moved = opened.get_parameter(name) - parameter
+        expected = torch.zeros_like(moved)
+        if name == "lstm.bias_ih_l0":
+            expected[4:8] = 1.5
+        torch.testing.assert_close(moved, expected)
+    with torch.no_grad():  # with no input and no output left, the cell alone says what is kept
+        for parameter in opened.lstm.parameters():
+            parameter.zero_()
+        opened.lstm.get_parameter("bias_ih_l0")[4:8] = 1.5
+        _, (_, cell) = opened.step(torch.zeros(1, 3), (torch.zeros(1, 4), torch.ones(1, 4)))
+    torch.testing.assert_close(cell, torch.full((1, 4), 1 / (1 + np.exp(-1.5)), dtype=torch.float32))
+
+
 def test_one_lstm_step_is_that_of_numpy() -> None:
     network = network_of(4)
     obs, (hidden, cell) = torch.randn(5, 3), (torch.randn(5, 4), torch.randn(5, 4))
