@@ -1032,7 +1032,7 @@ for kind in (Forgetful, Bandit):
 # </details>
 
 # %% [markdown]
-# ## Using it
+# ## Use it
 #
 # ```python
 # import rlbook

@@ -26,7 +26,7 @@
 #
 # | | |
 # |---|---|
-# | You need | Python, NumPy, and what a mean is |
+# | You need | Python with NumPy, and what a mean and a derivative are |
 # | You build | four small algorithms: value iteration, Q-learning, SARSA and REINFORCE |
 # | The world | twelve squares, one of them a wall |
 # | Time | the whole chapter runs in less than 20 seconds |
@@ -249,8 +249,8 @@ plt.show()
 # for one that finds it after five hundred.
 #
 # So we let a reward count less the later it comes. The **discount** $\gamma$ is a number between 0 and
-# 1: what a reward of 1 is worth now if it comes one step later. The discounted return from step $t$ on
-# is
+# 1: what a reward of 1 is worth now if it comes one step later. Let $r_t$ be the reward of step $t$,
+# the one that the action of this step earns. The discounted return from step $t$ on is
 #
 # $$G_t = r_t + \gamma\, r_{t+1} + \gamma^2 r_{t+2} + \dots = r_t + \gamma\, G_{t+1}.$$
 #
@@ -330,11 +330,11 @@ plt.show()
 # $$V_\pi(s) = \sum_a \pi(a \mid s)\, \bigl(r + \gamma\, V_\pi(s')\bigr)$$
 #
 # Both $r$ and $s'$ depend on $s$ and $a$. (If the environment itself is random, take the mean over its
-# outcomes as well.) This is the *Bellman equation*. There is one for each state, so twelve squares make twelve linear
-# equations with twelve unknowns. Write the mean reward of each state as a vector $r_\pi$, and the
-# probabilities of going from one state to another as a matrix $P_\pi$. Then all equations together are
-# $V = r_\pi + \gamma P_\pi V$, and NumPy solves them. Once the food is eaten nothing follows, so the squares
-# with food have the value 0.
+# outcomes as well.) This is the *Bellman equation*. There is one for each state, so twelve squares make
+# twelve linear equations with twelve unknowns. Write the mean reward of each state as a vector $r_\pi$,
+# and the probabilities of going from one state to another as a matrix $P_\pi$. Then all equations
+# together are $V = r_\pi + \gamma P_\pi V$, and NumPy solves them. The reward is paid for the step
+# *onto* the food. Nothing follows after that, so the squares with food have the value 0 themselves.
 
 # %%
 ROOMS = [0, 1, 2, 4, 6, 7, 8, 9, 11]  # squares without wall or food
@@ -435,8 +435,9 @@ plt.show()
 # ## Greedy
 #
 # With Q-values, acting is easy: take the action with the largest one. An agent that does so is
-# **greedy**. Start from any policy, compute its Q-values and act greedily on them: the new policy is never
-# worse than the old one. Try it with the random policy.
+# **greedy**. Start from any policy, compute its Q-values and act greedily on them: the new policy is
+# never worse than the old one. (This is the *policy improvement theorem*, Sutton and Barto, section
+# 4.2; here we check it for one policy.) Try it with the random policy.
 
 # %%
 def greedy_policy(q: np.ndarray) -> np.ndarray:
@@ -450,10 +451,11 @@ print(f"value of the start: {random_value[START]:.2f} random, {better_value[STAR
 assert (better_value >= random_value - 1e-12).all()
 
 # %% [markdown]
-# Better, but the new policy takes the crumb. It trusts Q-values that assume a random walk after the first
-# step, and a random walk rarely reaches the cheese. So do it again with the Q-values of the new policy,
-# and again, until nothing changes. *Value iteration* does both at once, without writing a policy down. It replaces each value by
-# that of the best action, over and over:
+# Better, but the new policy takes the crumb. It trusts Q-values that assume a random walk after the
+# first step, and a random walk rarely reaches the cheese. So do it again with the Q-values of the new
+# policy, and again, until nothing changes. *Value iteration* takes both steps at once, computing the
+# values and acting greedily, and never writes a policy down. It replaces each value by that of the best
+# action, over and over:
 #
 # $$V(s) \leftarrow \max_a \bigl(r + \gamma\, V(s')\bigr)$$
 #
@@ -479,9 +481,9 @@ for ax, count in zip(axes.flat, (1, 2, 4, 6), strict=True):
 plt.show()
 
 # %% [markdown]
-# Look at square 9, to the left of the crumb. After four sweeps its best action is still to take the crumb.
-# After six it is to turn around. No policy has larger values than these, and they are the values of the
-# figure that opened the chapter:
+# Look at square 9, to the left of the crumb. After four sweeps its best action is still to take the
+# crumb. After six it is to turn around. These are the values of the best policy, and are called
+# *optimal*: no policy has larger ones. They are the values of the figure that opened the chapter:
 
 # %%
 best_value = sweeps[-1]
@@ -591,9 +593,9 @@ assert abs((greedy_paid[:, 0] == 2).mean() - crumb_first) < 0.35
 # $$y = r + \gamma \max_{a'} Q(s', a')$$
 #
 # The target minus the old value is a **temporal difference**: the difference between two guesses of the
-# same thing, one of them made a step later. It is called the **TD error** for short, and written $\delta$.
-# The mouse then moves the old value towards the target by a share $\alpha$ of the TD error. This share is
-# the **learning rate**:
+# same thing, one of them made a step later. It is called the **TD error** (TD for temporal difference)
+# and written $\delta$. The mouse then moves the old value towards the target by a share $\alpha$ of the
+# TD error. This share is the **learning rate**:
 #
 # $$Q(s, a) \leftarrow Q(s, a) + \alpha\, \delta \qquad \text{with} \qquad \delta = y - Q(s, a)$$
 #
@@ -638,8 +640,8 @@ plt.show()
 # state still has a value, and the target must include it. In short: bootstrapping stops at a terminated
 # step, and goes on at a truncated one.
 #
-# By hand: a step pays 1 and the best next Q-value is 9. If the step terminated the episode, 1 is also the
-# target. If the episode goes on, or was only truncated, the target is $1 + 0.9 \cdot 9 = 9.1$.
+# By hand: a step pays 1 and the best next Q-value is 9. If the step terminated the episode, the target
+# is 1. If the episode goes on, or was only truncated, the target is $1 + 0.9 \cdot 9 = 9.1$.
 
 
 # %%
@@ -690,8 +692,8 @@ plt.show()
 # %% [markdown]
 # ## Q-learning
 #
-# Put the pieces together: choose actions by the epsilon-greedy rule, and after each step move one entry of
-# the table by a share of its temporal difference. This is *Q-learning* (Watkins 1989), all of it:
+# Put the pieces together: choose actions by the epsilon-greedy rule, and after each step move one entry
+# of the table by a share of its temporal difference. This is all of *Q-learning* (Watkins 1989):
 
 # %%
 Step = Callable[[int, int], tuple[int, float, bool]]
@@ -794,7 +796,7 @@ def sarsa(
         while not terminated:
             s_next, r, terminated = step(s, a)
             a_next = choose(q[s_next], epsilon, rng)
-            y = td_target(r, terminated, q[s_next, [a_next]])  # the maximum over one action
+            y = td_target(r, terminated, q[s_next, [a_next]])  # the maximum over this one action
             q[s, a] += alpha * (y - q[s, a])
             s, a, total = s_next, a_next, total + r
         returns.append(total)
@@ -875,10 +877,11 @@ below.legend(loc="lower right")
 plt.show()
 
 # %% [markdown]
-# The curves show the mean and the 95 % interval of 20 mice, in blocks of 25 episodes. Q-learning finds the
-# short way along the water. It is the best way for a mouse that makes no random steps. But this mouse
-# still makes a random step now and then, and some of them end in the water. SARSA's values include these
-# accidents, so it keeps a distance. Each algorithm is right about its own question.
+# The curves show the mean and the 95 % interval of 20 mice, in blocks of 25 episodes. Q-learning finds
+# the short way along the water. It is the best way for a mouse that makes no random steps. But this
+# mouse still makes a random step now and then, and some of them end in the water. SARSA's values
+# include these accidents, so it keeps a distance. Both are right: Q-learning answers what is best
+# without random steps, SARSA what is best with them.
 #
 # | | learns about | can learn from old steps | for example |
 # |---|---|---|---|
@@ -984,8 +987,10 @@ assert with_baseline.tolist() == [2, 2]
 assert samples.var() == 9 and with_baseline.var() == 0
 
 # %% [markdown]
-# *REINFORCE* (Williams 1992) repeats this: open a door, and change $\theta$ by a learning rate, here 0.02,
-# times the sample. The baseline is a running mean of the rewards so far.
+# *REINFORCE* (Williams 1992) repeats this: open a door, and change $\theta$ by a learning rate, here
+# 0.02, times the sample. The baseline is a running mean of the rewards so far. In a longer episode the
+# reward is replaced by the discounted return from that step on; [Policy
+# gradient](policy_gradient.ipynb) builds that.
 
 # %%
 def reinforce(pay: np.ndarray, use_baseline: bool, seed: int, steps: int = 300) -> list[float]:
@@ -1005,7 +1010,7 @@ def reinforce(pay: np.ndarray, use_baseline: bool, seed: int, steps: int = 300) 
 # %% [markdown]
 # Does the baseline matter? Put 50 more behind each door. The right door is still better by 8, so the
 # choice is the same as before. But without a baseline, each door that the mouse opens becomes much more
-# likely, the wrong one as well. After a few unlucky tries the mouse opens no other.
+# likely, the wrong one as well. After a few unlucky tries the mouse can get stuck with the wrong door.
 
 # %%
 cases = {
@@ -1031,12 +1036,12 @@ print("mice of 30 that prefer the crumb in the end:", stuck)
 assert stuck["52 and 60"] > 2 and stuck["52 and 60, baseline"] == 0
 
 # %% [markdown]
-# The curves show the mean and the 95 % interval of 30 mice. With a baseline, the extra 50 make no
-# difference.
+# The curves show the mean and the 95 % interval of 30 mice. With a baseline, the mice learn 52 and 60
+# about as fast as 2 and 10.
 #
-# The policy gradient is more than another way to open doors. It needs no maximum over all actions, so an
-# action can also be a real number, such as the force of a motor. And the policy can stay random where
-# that is best.
+# The policy gradient has two more advantages. It needs no maximum over all actions, so an action can
+# also be a real number, such as the force of a motor. And the policy can stay random where that is
+# best, as in rock, paper, scissors.
 
 # %% [markdown]
 # ## Where tables end

@@ -1285,7 +1285,7 @@ for function in (random_shift_with_a_bug, random_shift):
 assert same_frames(random_shift_with_a_bug) < 6 == same_frames(random_shift)
 
 # %% [markdown]
-# ## Using it
+# ## Use it
 #
 # ```python
 # from rlbook.drqv2 import DrQv2

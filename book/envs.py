@@ -14,15 +14,16 @@
 # %% [markdown]
 # # Environments
 #
-# In [Basics](basics.ipynb) the world was a function of ten lines. Larger worlds come as *environments* that
-# all work in the same way: a pole on a cart, a robot, a game. In this chapter you learn how to use one, how to
-# use several at once, and how to measure how well a policy does. You also build seven small environments of
-# your own: five with Q-values that you know in advance, and two in which an agent must remember what it no
-# longer sees. The figure shows two environments of this chapter.
+# In [Basics](basics.ipynb) the world was one short function. Larger worlds come as *environments* that
+# all work in the same way: a pole on a cart, a robot, a game. In this chapter you learn how to use one,
+# how to use several at once, and how to measure how well a policy does. You also build seven small
+# environments of your own: five with Q-values that you know in advance, and two in which an agent must
+# remember what it no longer sees. The figure shows two environments of this chapter.
 #
 # On the way you meet three mistakes that raise no error, and yet spoil what an agent learns or what you
-# measure: a seed that is used twice, a time limit that is taken for the end, and an evaluation that counts
-# the short episodes first.
+# measure: a seed that is used twice, a time limit that is taken for the end, and an evaluation that
+# counts the short episodes first. Cells that start with `#| export` are copied into the package
+# `rlbook`; the others only test or draw.
 #
 # | | |
 # |---|---|
@@ -109,7 +110,7 @@ def play_cartpole(policy: Callable[[np.ndarray], bool]) -> tuple[float, bool, bo
 lean = play_cartpole(lambda obs: obs[2] > 0)
 look_ahead = play_cartpole(lambda obs: obs[2] + 0.1 * obs[3] > 0)
 for name, (episode_return, terminated, truncated) in (("lean", lean), ("look ahead", look_ahead)):
-    print(f"{name:10}  return {episode_return:3.0f}   {terminated = !s:5}   {truncated = }")
+    print(f"{name:10}  return {episode_return:3.0f}   terminated {terminated}   truncated {truncated}")
 assert lean[1:] == (True, False) and look_ahead == (500, False, True)
 
 # %% [markdown]
@@ -119,8 +120,8 @@ assert lean[1:] == (True, False) and look_ahead == (500, False, True)
 # %% [markdown]
 # ## Making an environment
 #
-# Gymnasium finds an environment by its id, such as `CartPole-v1`. People type ids, and people mistype them. Then
-# the error should name the nearest id. By hand: of `CartPole-v1` and `Acrobot-v1`, the mistyped `CartPool-v1` is
+# Gymnasium finds an environment by its id, such as `CartPole-v1`. Ids are easy to mistype, so the error
+# names the nearest one. By hand: of `CartPole-v1` and `Acrobot-v1`, the mistyped `CartPool-v1` is
 # nearest to the first, and `Pong` is near to neither.
 
 # %%
@@ -136,8 +137,9 @@ assert nearest("Pong", ["CartPole-v1", "Acrobot-v1"]) == ""
 
 # %% [markdown]
 # `make_env` makes an environment from an id and its keywords. An id may start with a module, as in
-# `my_envs:Grid-v0`. Then that module is imported first, so that Gymnasium gets to know its environments.
-# Whatever goes wrong becomes a `ValueError` that says what to do.
+# `my_envs:Grid-v0`. Then that module is imported first, so that Gymnasium gets to know its
+# environments. Whatever goes wrong becomes a `ValueError` that says what to do; you can skip the
+# branches, which only choose the message.
 
 # %%
 #| export
@@ -194,9 +196,10 @@ again, _ = env.reset(seed=5)
 assert (first == again).all() and (first != following).any()
 
 # %% [markdown]
-# A training run needs many seeds: one for each environment, one for the networks, one for each evaluation.
-# The usual recipe is to count: environment $i$ of run $s$ gets the seed $s + i$. Look at what this does to five
-# runs with four environments each. A square is the angle of the pole at the start of an episode.
+# A training run needs many seeds: one for each environment, one for the networks, one for each
+# evaluation. The usual recipe is to count: environment $i$ of run $s$ gets the seed $s + i$. Look at
+# what this does to five runs with four environments each. The colour of a square is the angle of the
+# pole at the start of an episode.
 
 # %% tags=["hide-input"]
 def first_angles(seed_of: Callable[[int, int], int]) -> np.ndarray:
@@ -311,7 +314,7 @@ class Probe(gym.Env[np.ndarray, Any]):
         return obs, reward, self.steps >= self.horizon, self.steps >= self.limit, {}
 
 # %% [markdown]
-# In the first two, nothing depends on the observation or the action.
+# In the first two, the action does not matter.
 
 # %%
 #| export
@@ -346,7 +349,7 @@ class ObservationReward(Probe):
 
 
 class ActionReward(Probe):
-    """Action 0 is right at -1, and 1 at 1: Q = 1 if right, else -1.
+    """At the observation -1 action 0 is correct, at 1 action 1: Q = 1 if correct, else -1.
 
     A continuous action a pays 1 - (a - observation / 2)², so observation / 2 is best and pays 1.
     """
@@ -407,17 +410,19 @@ assert play(make_env("rlbook/ConstantReward-v0", {"limit": 4}), 0, seed=0) == (1
 # %% [markdown]
 # ## Vector environments
 #
-# A neural network answers eight observations in about the same time as one. So the agents of this book step
-# several copies of an environment side by side, as one *vector environment*. It takes an array with one action
-# for each copy and returns an array with one observation for each copy. The copies end their episodes at
-# different steps, so each must restart by itself. When exactly?
+# A small network takes about as long for eight observations as for one, because they go through it as
+# one batch. So the agents of this book step several copies of an environment side by side, as one
+# *vector environment*. It takes an array with one action for each copy and returns an array with one
+# observation for each copy. The copies end their episodes at different steps, so each must restart by
+# itself. When exactly?
 #
 # What an agent learns from is a *transition*: an observation, the action, the reward, the next observation and
 # the flag `terminated`. Here is a loop that stores transitions. It runs one copy of `TwoStep`, in which only
 # two transitions are possible: −1 → 0 with reward 0, and 0 → 1 with reward 1, terminated.
 
 # %%
-Transition = tuple[float, float, float, bool]  # observation, reward, next observation, terminated
+# Observation, reward, next observation, terminated. The action is left out: it is always 0 here.
+Transition = tuple[float, float, float, bool]
 
 
 def naive_transitions(envs: gym.vector.VectorEnv, steps: int) -> list[Transition]:
@@ -441,7 +446,7 @@ def show(transitions: list[Transition]) -> None:
         print(f"{obs:4.0f} ->{next_obs:3.0f}   reward {reward:.0f}   {terminated!s:5}{wrong}")
 
 
-makers = [lambda: make_env("rlbook/TwoStep-v0")]
+makers = [lambda: make_env("rlbook/TwoStep-v0")]  # functions: each is called to make one copy
 next_step = naive_transitions(SyncVectorEnv(makers), 6)
 show(next_step)
 assert next_step.count((1.0, 0.0, -1.0, False)) == 2
@@ -586,8 +591,9 @@ plt.show()
 
 # %% [markdown]
 # The wrong values are not a matter of learning longer: they have settled on a wrong number. No network,
-# learning rate or amount of data repairs that. Hence the rule of this book: **only `terminated` stops bootstrapping; `truncated` never does.**
-# Agents store `terminated` with each transition. `truncated` only tells them where an episode was cut.
+# learning rate or amount of data repairs that. So the rule of this book is: **only `terminated` stops
+# bootstrapping; `truncated` never does.** Agents store `terminated` with each transition. `truncated`
+# only tells them where an episode was cut.
 
 # %% [markdown]
 # ## A mean and its interval
@@ -697,10 +703,11 @@ assert np.mean(means) == 38.125
 # raising `KeyboardInterrupt`: a run asks that way whether a signal has arrived.
 #
 # At each step it calls the policy once, with the observations of all environments. Some policies carry
-# something from step to step, for example the last observation. This is called their *hidden state*. So a policy
-# takes three things, the observations, its hidden state (`None` at first) and a flag for the first step of an
-# episode, and returns the actions and its new hidden state. A policy without a hidden state returns `None`.
-# Every agent of this book has a policy of this form.
+# something from step to step, for example the last observation. This is called their *hidden state*. So
+# a policy takes three things, the observations, its hidden state (`None` at first) and a flag for the
+# first step of an episode, and returns the actions and its new hidden state. A policy without a hidden
+# state returns `None`. In the code the argument `state` is this hidden state, not the state of the
+# environment. Every agent of this book has a policy of this form.
 
 # %%
 #| export
@@ -773,9 +780,9 @@ assert evaluate(always_0, pair, seed=0).returns.tolist() == [3, 5]
 assert evaluate(always_0, pair, seed=0, episodes=3).returns.tolist() == [3, 5, 3]
 
 # %% [markdown]
-# How wrong is the obvious way in practice? Take a random policy on CartPole. Play 2,000 episodes one after the
-# other, where no episode can overtake another: their mean is our truth. Then evaluate both ways with ten
-# environments and ten episodes, 300 times each.
+# How wrong is the obvious way in practice? Take a random policy on CartPole. Play 2,000 episodes one
+# after the other, so that none can finish early; we take their mean as the truth. Then evaluate both
+# ways with ten environments and ten episodes, 300 times each.
 
 # %%
 generator = np.random.default_rng(0)
@@ -836,7 +843,8 @@ plt.show()
 print(", ".join(f"n = {n}: {m / truth - 1:+.0%}" for n, m in zip(counts, early, strict=True)))
 
 # %% [markdown]
-# The error is about halved when the number of episodes doubles. With `evaluate` there is none.
+# The error is about halved when the number of episodes doubles. `evaluate` does not have this bias:
+# what is left is chance.
 
 # %% [markdown]
 # ## Seeing less: masked CartPole
@@ -930,9 +938,9 @@ assert scores["masked, with a hidden state"].mean > 400
 # %% [markdown]
 # ## Remembering longer: the T-maze
 #
-# In `rlbook/TMaze-v0` the agent sees a cue at the start of a corridor, walks `length` steps that all look the
-# same, and at the junction must turn to the side that the cue named. The right turn pays 1 and the wrong one 0,
-# so the mean return is the rate of success.
+# In `rlbook/TMaze-v0` the agent sees a cue at the start of a corridor, walks `length` steps that all
+# look the same, and at the junction must turn to the side that the cue named. The correct turn pays 1
+# and the wrong one 0, so the mean return is the rate of success.
 #
 # An observation has two numbers: the cue (−1 for left, 1 for right, 0 after the start), and 1 at the junction.
 # By hand for `length=2` and the cue "right": the agent sees (1, 0), (0, 0), (0, 1), and then turns.
@@ -970,8 +978,8 @@ assert middles[2, 1].tolist() == [0, 114, 178] and middles[2, 2].tolist() == [25
 class TMaze(gym.Env[np.ndarray, Any]):
     """A corridor of `length` steps; the cue at its start says which turn at its end pays 1.
 
-    Action 0 turns left and 1 turns right at the junction; in the corridor both lead on. With `walk`
-    action 2, and no other, leads on. Observation: the cue (at the start), and whether you may turn.
+    Action 0 turns left and 1 turns right at the junction; in the corridor both move forward. With
+    `walk` only action 2 does. Observation: the cue (at the start), and whether you may turn.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 8}  # noqa: RUF012 (as in gym.Env)
@@ -1090,15 +1098,15 @@ assert set(successes) == {0.5} and evaluate(remember, mazes, seed=0).mean == 1
 #
 # | | Bakker | here |
 # |---|---|---|
-# | actions | four directions | left, right; in the corridor both lead on |
-# | start | 011 or 110 | (−1, 0) or (1, 0) |
+# | actions | four directions | left, right; in the corridor both move forward |
+# | start (Bakker's observations are three bits) | 011 or 110 | (−1, 0) or (1, 0) |
 # | corridor, junction | 101, 010 | (0, 0), (0, 1) |
-# | right turn, wrong turn | 4, −0.1 | 1, 0 |
+# | correct turn, wrong turn | 4, −0.1 | 1, 0 |
 # | standing still | −0.1 | not possible |
 #
-# With `walk=True` there is a third action, "forward", and only it leads on. Then an agent can stand still. That
-# pays 0, and the episode is truncated after $6 \cdot \text{length} + 10$ steps, more than twice what a random
-# policy needs on average.
+# With `walk=True` there is a third action, "forward", and only this one moves. Then an agent can stand
+# still. That pays 0, and the episode is truncated after $6 \cdot \text{length} + 10$ steps, more than
+# twice what a random policy needs on average.
 #
 # - The environments of a vector step one after the other in one process. A slow simulator would be faster with
 #   several processes, which this book does not use.
@@ -1108,9 +1116,9 @@ assert set(successes) == {0.5} and evaluate(remember, mazes, seed=0).mean == 1
 # %% [markdown]
 # ## Exercises
 #
-# **Exercise 1.** Let an agent in `ConstantReward` see the number $t$ of steps so far, and give each $t$ its own
-# value $V_t$, 0 at first. Only `terminated` stops its bootstrapping, as it should be. What does it learn for $V_0$, with
-# $T = 10$ and $\gamma = 0.9$?
+# **Exercise 1.** Let an agent in `ConstantReward` see the number $t$ of steps so far, and give each $t$
+# its own value $V_t$, 0 at first. Only `terminated` stops its bootstrapping, as it should. What does it
+# learn for $V_0$, with $T = 10$ and $\gamma = 0.9$?
 #
 # <details>
 # <summary>Solution</summary>

@@ -43,8 +43,8 @@ agent = DQN.from_config("cartpole", seed=1)
 result = agent.learn(20_000)
 
 # %% [markdown]
-# What happened? Every 2,500 steps the agent was evaluated: how many steps does it keep the pole up? An
-# episode ends after 500.
+# What happened? Every 2,500 steps the agent was evaluated: how many steps does it keep the pole up? One
+# attempt, an *episode*, ends when the pole falls, or after 500 steps.
 
 # %% tags=["hide-input"]
 import os
@@ -99,12 +99,12 @@ filmstrip(frames)
 # PyTorch to read a training loop, and to know what a derivative and an expected value are. You need no
 # reinforcement learning.
 #
-# **To use** the library, look at the end of the chapter of your algorithm, *Using it*; the map at the end
-# of [Basics](basics.ipynb) says which algorithm is for which problem. [The command line](cli.ipynb) and
-# [Sweeps](sweep.ipynb) are the tools.
+# **To use** the library, go to the section *Use it* at the end of your algorithm's chapter; the map
+# near the end of [Basics](basics.ipynb) says which algorithm is for which problem. [The command
+# line](cli.ipynb) and [Sweeps](sweep.ipynb) are the tools.
 #
-# **To contribute**, read [How the library works](tangle.ipynb), from the exporter to
-# [the agent](agent.ipynb) and [the run](run.ipynb); the README says how to add a chapter.
+# **To contribute**, read [how chapters become modules](tangle.ipynb), then [the agent](agent.ipynb) and
+# [the run](run.ipynb); the README says how to add a chapter.
 #
 # The figure shows what a reader needs before each chapter:
 
@@ -149,12 +149,14 @@ for chapter, (x, y) in place.items():
 plt.show()
 
 # %% [markdown]
-# Each chapter on an algorithm has the same parts: a promise, the problem that it solves, the pieces
-# with numbers by hand, the whole algorithm at a glance, a live run of at most a minute and a half, a
-# look inside the trained agent, what each part buys over several seeds, what differs from the paper,
-# and exercises, one of which is a planted bug. The solutions are folded away.
+# Each chapter on an algorithm has the same parts. It first shows what you will get and which problem it
+# solves, and then builds the pieces with numbers by hand. Next come the whole algorithm, a live run of
+# at most a minute and a half, and a look inside the trained agent. It ends with what each part buys
+# over several seeds, what differs from the paper, and exercises, one of them a planted bug. The
+# solutions are folded away.
 #
-# The algorithms of this book:
+# These are the algorithms of this book. Do not worry about words that you do not know yet; each chapter
+# explains its own.
 
 # %%
 for name, algorithm in rlbook.ALGORITHMS.items():

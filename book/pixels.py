@@ -934,7 +934,7 @@ for episode in range(2):
 assert observations[0][:, 0, 0].tolist() == [4, 0]  # and it should be 0 0
 
 # %% [markdown]
-# ## Using it
+# ## Use it
 #
 # ```python
 # from rlbook.pixels import make_pixels

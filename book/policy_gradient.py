@@ -1305,7 +1305,7 @@ print("truncated, with the bug:", shown.flatten().tolist(), " by hand: [3, 2, 6]
 # </details>
 
 # %% [markdown]
-# ## Using it
+# ## Use it
 #
 # ```python
 # from rlbook import A2C

@@ -634,6 +634,30 @@ plt.show()
 assert abs(angle[values.argmax()]) < 1.2  # the value is highest near the top
 
 # %% [markdown]
+# ## Details that matter
+#
+# PPO is known for details that papers hardly mention. Here are five seeds each on CartPole, with one detail taken
+# away at a time. Indigo is the whole algorithm, black the variant: the line is the mean, the band its 95 % interval.
+# Below, each dot is the last evaluation of a seed, the diamond their interquartile mean (IQM), and the bar its 95 %
+# interval, as [Sweeps](sweep.ipynb) explains them. *One epoch* learns from each rollout once. *Truncated counts as
+# terminated* bootstraps with nothing where the time limit cuts an episode off.
+
+# %% tags=["hide-input"]
+details = load_result("results/ppo_details.json")
+draw_parts(plt.figure(), details)
+plt.show()
+print(made_by(details))
+
+# %% [markdown]
+# **Epochs** decide here: with one pass over each rollout the IQM is 101, with ten it is 477. That is the promise of the
+# chapter, kept. Of the others five seeds show little on so easy a task, because the seeds differ more than the
+# variants do. Without clipping the IQM is 441. A likely reason: a bad action whose ratio is near 0 has hardly any
+# weight left in $\rho \hat A$, while A2C's logarithm has no such floor, so here the ratio alone does most of the work.
+# Without normalised advantages it is 369, with two seeds below 200. Initialisation, value clipping and truncation make
+# no difference that five seeds could show; CartPole cuts an episode off only after 500 steps, and the probe above shows
+# where truncation does count. **Annealing costs** here: without it, all five seeds end above 490. A run as short as
+# this one has no time for small steps at the end. With 50,000 steps, in the first figure, annealed runs stay at 500.
+#
 # ## Honest edges
 #
 # | paper | here | why |

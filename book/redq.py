@@ -18,9 +18,9 @@
 # each step? Because SAC's critics then learn from their own errors: each update builds on values that
 # the last one made too large. *Randomized ensembled double Q-learning* (REDQ) keeps ten critics instead
 # of two, and uses a random pair of them in each target. You build it here from [SAC](sac.ipynb) in a
-# few lines. The figure shows a smaller one, with five critics, on Pendulum: beside it two critics with
-# as many updates, and SAC. The number of updates for each environment step is called the
-# update-to-data ratio (UTD).
+# few lines. The figure compares three agents on Pendulum: a smaller REDQ with five critics, the same
+# with two critics, and SAC. The first two make ten updates for each environment step, SAC one; this
+# number is called the update-to-data ratio (UTD).
 
 # %% tags=["hide-input"]
 #| export
@@ -80,10 +80,10 @@ print(made_by(sac_stored))
 print("REDQ at the end, seed by seed:", [round(x) for x in stored["runs"]["REDQ"]["final"]])
 
 # %% [markdown]
-# Look twice before you credit the ensemble. Two critics with ten updates for each step (and, like REDQ
-# here, five of the actor) do nearly as well: on Pendulum more updates help, and the figure is no
-# evidence for the ensemble. Why many updates are dangerous all the same is the subject of the next
-# section.
+# Do not credit the ensemble yet. Two critics with ten updates for each step do nearly as well. (This is
+# REDQ with N = 2: its actor, too, maximises the mean and is updated five times for each step.) On
+# Pendulum more updates help, and the figure is no evidence for the ensemble. The next section says why
+# many updates can still be dangerous.
 #
 # | | |
 # |---|---|
@@ -113,7 +113,8 @@ assert one_critic > two_critics > 0.5
 # update copies that error into the value of the step before, where the actor maximises it again. With
 # one update for each step the environment corrects it: the actor goes to the place with the high value,
 # and the reward is lower than predicted. With twenty, the error is copied twenty times before the next
-# such correction.
+# such correction. (This is what can happen when the actor finds every error. Below, on Hopper, you
+# measure what does happen.)
 #
 # ## The random subset
 #
@@ -148,15 +149,16 @@ torch.testing.assert_close(critics(obs, action, chosen), critics(obs, action)[:,
 
 # %% [markdown]
 # How low is the target in general? Let the error of each critic be a standard normal number. Draw the
-# errors of $N$ critics, and average the smallest of $M$ over all subsets, as many updates would do.
-# This is the error of the target. Repeat it 20,000 times for its mean and its spread. For $M = 2$ the
-# mean is known: $-1/\sqrt\pi = -0.56$.
+# errors of $N$ critics and average the smallest of $M$ over all subsets. Many updates, each with its
+# own subset, would give this average: it is the error of the target. Repeat it 20,000 times for its
+# mean and its spread. For $M = 2$ the mean is known: $-1/\sqrt\pi = -0.56$.
 
 # %%
 def subset_minimum(errors: np.ndarray, size: int) -> np.ndarray:
     """Return the expected smallest error (samples,) of a random subset of each row."""
     count = errors.shape[1]
-    ranked = np.sort(errors, axis=1)  # the i-th smallest is the minimum of this many subsets
+    ranked = np.sort(errors, axis=1)
+    # the fraction of all subsets whose minimum is the i-th smallest error
     weights = [math.comb(count - 1 - i, size - 1) / math.comb(count, size) for i in range(count)]
     return ranked @ np.array(weights)
 
@@ -200,8 +202,8 @@ assert abs(redq_error) < 0.1 < two_critics
 #
 # ## The loss
 #
-# SAC's: `sac_target` with the values of the chosen target critics, and `critic_loss`, whose sum is now
-# over $N$ critics.
+# The loss is SAC's: `sac_target` with the values of the chosen target critics, and `critic_loss`, whose
+# sum is now over $N$ critics.
 #
 # $$y = r + \gamma\,(1 - \texttt{terminated})\,
 # \bigl(\min_{i \in \mathcal M} Q^-_i(s', a') - \alpha \log \pi(a' \mid s')\bigr),
@@ -229,9 +231,9 @@ torch.testing.assert_close(loss, torch.tensor(0.3125))
 # %% [markdown]
 # ## Settings
 #
-# The paper's: ten critics, two in the subset, twenty updates for each step, and the actor updated once
-# for each step, hence at every twentieth update. With `actor_value="min"` the actor maximises the
-# minimum, as in SAC; the ablations use it.
+# The defaults are the paper's: ten critics, two in the subset, twenty updates for each step, and the
+# actor updated once for each step, hence at every twentieth update. With `actor_value="min"` the actor
+# maximises the minimum, as in SAC; the ablations use it.
 
 # %%
 #| export
@@ -348,14 +350,15 @@ assert run.curve("eval_return_mean")[1].max() > -600  # it swings up, whatever c
 
 # %% [markdown]
 # REDQ swings up while SAC, with a fifth of its updates, is still on the way. The right panel is the
-# metric `q_std`: at first all critics say about 0 and agree, and they differ more as the values grow.
+# metric `q_std`: at first all critics say about 0 and agree, and they differ more as the values grow;
+# later the difference falls slowly.
 #
 # ## A look inside
 #
 # Where do the critics disagree? For each angle and speed, take the action of the policy and the
 # standard deviation between the values of the five critics. White dots are states that the agent has
-# seen. Where it has been often, the critics had the same targets and agree; far from the dots each one
-# extrapolates in its own way.
+# seen. Where it has been often, all critics were fitted to many targets and agree; far from the dots
+# each one extrapolates in its own way.
 
 # %%
 angles, speeds = np.linspace(-np.pi, np.pi, 61), np.linspace(-8, 8, 41)
@@ -385,7 +388,7 @@ assert at_seen < np.median(spread)
 # | M = 5 | all five critics in every target | the random subset |
 # | actor on the minimum | an actor that maximises the smallest value, as in SAC | the mean in the actor's loss |
 #
-# REDQ is purple, the variant black, mean and 95 % interval of five seeds; below are the last
+# REDQ is pink, the variant black, mean and 95 % interval of five seeds; below are the last
 # evaluations with their interquartile mean (IQM), as in the SAC chapter.
 
 # %%
@@ -399,19 +402,21 @@ for name, row in stored["runs"].items():
 # −145. With one, the IQM is −802, and four seeds of five end below −600. The other panels show no
 # difference that five seeds could prove: two critics (−144), a single one in the target, without any
 # minimum (−147), the smallest of all five (−142) and an actor on the minimum (−148) end at the same
-# place within the intervals. A task as small as Pendulum stands ten updates for each step without an
-# ensemble, so it is no evidence for one.
+# place within the intervals. A task as small as Pendulum tolerates ten updates for each step without an
+# ensemble, so it says nothing for or against one.
 #
 # ## Are the critics right?
 #
-# The paper's own question is about bias: what a critic says of a state and an action, minus the
-# discounted return, entropy bonus included, that the policy then gets. It is asked on Hopper, a leg of
-# four parts that has to hop forward without falling (extra `mujoco`), where values are large enough to
-# go wrong. `book/results/redq_bias.py` trains three agents for 2,250 steps, five seeds each: SAC with
-# one update for each step, SAC with twenty, and REDQ with N = 10 and twenty. Every 250 steps it plays
-# ten episodes with the current policy, and compares at every step that was visited. An episode that a
-# time limit cuts lacks the rewards after it, so only its first half counts. The paper divides by the
-# mean return; here the differences are raw, since returns near zero would make them explode.
+# The paper's own question is about bias: the mean value of all critics for a state and an action, minus
+# the discounted return, entropy bonus included, that the policy then gets. It is asked on Hopper, a leg
+# of four parts that has to hop forward without falling (extra `mujoco`), where values are large enough
+# to go wrong. `book/results/redq_bias.py` trains three agents for 2,250 steps, five seeds each: SAC with
+# one update for each step, SAC with twenty, and REDQ with N = 10 and twenty, all with 64 units and
+# batches of 64, and with the actor updated once for each step. Every 250 steps it plays ten episodes
+# with the current policy, and compares at every step that was visited. The first point, at step 250, is
+# before any update. An episode that a time limit cuts lacks the rewards after it, so only its first half
+# counts. The paper divides by the mean return; here the differences are raw, since returns near zero
+# would make them explode.
 
 # %%
 found = json.loads((RESULTS / "redq_bias.json").read_text())
@@ -434,16 +439,17 @@ for name, row in found["measured"].items():
     print(f"{name:12} |{over_all} | {ends} |{scores}")
 
 # %% [markdown]
-# With one update for each step SAC's critics are too low, on every seed and at every point. With twenty
-# they are too high on average, and two seeds of five end far too high; REDQ's mean is nearest to zero,
-# it ends between −43 and 1, and its spread within the states of an agent (the middle panel) is 39 in
-# place of 44. That is what the paper says, and five seeds do not prove it: after the first point, zero
-# lies inside the band of SAC with twenty updates everywhere but once, and REDQ, too, is far off on the
-# way.
+# With one update for each step SAC's critics are too low, on every seed and at every point. A likely
+# reason: they start near 0 and have had few updates. With twenty they are too high on average, and two
+# seeds of five end far too high. REDQ's mean is nearest to zero, and it ends between −43 and 1. Its
+# spread within the states of an agent (the middle panel) is 39, against 44 for SAC with twenty updates
+# and 32 with one. This agrees with the paper, but five seeds do not prove it: after the first point,
+# zero lies inside the band of SAC with twenty updates everywhere but once, and REDQ, too, is far off on
+# the way.
 #
-# The returns say less. One seed, the same for both agents with twenty updates, no longer falls, and a
-# thousand steps of standing pay about a thousand. It makes the two bands wide, and they overlap almost
-# wholly.
+# The returns say less. An agent that stands for a thousand steps without falling gets about 1,000, the
+# others about 250. At the end one seed of five stands, the same for both agents with twenty updates. It
+# makes the two bands wide, and they overlap almost wholly.
 #
 # Where the line beside a figure says rlbook 0.1.0, as here, the updates differed in one thing: critics
 # and actor took their steps together, so the actor's gradient used the critics from before their step.
@@ -475,9 +481,9 @@ label_curves(ax, "Hopper-v5")
 # REDQ ends at 219 to 1916, SAC at 22 to 301, and the intervals of their IQMs overlap. A fall ends the
 # episode, so one fall costs most of its return, and the last evaluation says little about a run. On the
 # way every seed of REDQ was above 1,000 at least once, and no seed of SAC above 350; but the best of
-# fifteen evaluations is a flattering number. The price is nearly thirty times as much time for a run.
-# The paper's 3517 comes after 125,000 steps, eight times as many, with networks twice as wide and a
-# batch twice as large.
+# fifteen evaluations is always flattering. The price is about thirty times as much time for a run. The
+# paper's 3517 comes after 125,000 steps, eight times as many, with networks twice as wide and a batch
+# twice as large.
 #
 # ## Honest edges
 #
@@ -492,8 +498,8 @@ label_curves(ax, "Hopper-v5")
 # - **Target entropy** on Hopper is −1, as in the paper, and not minus the number of action dimensions.
 # - **Environment.** The paper's Hopper is Hopper-v2, ours Hopper-v5: rewards and physics differ.
 #
-# What is not claimed: that the ensemble helps on Pendulum; the paper's table; anything about a
-# robot.
+# This chapter does not claim that the ensemble helps on Pendulum, that it reproduces the paper's table,
+# or that any of this holds on a robot.
 #
 # ## Exercises
 #

@@ -14,16 +14,17 @@
 # %% [markdown]
 # # Replay
 #
-# An agent that learns from each step once, in the order in which the steps came, learns badly:
-# neighbouring steps are nearly the same, and what it saw an hour ago is gone. In this chapter you
-# build the replay buffer, which solves both: a circular buffer of the last transitions, from which
-# batches are sampled at random. You also build the accumulator that turns single steps into n-step
-# returns on their way into the buffer, and the settings of every agent that learns from replay.
+# A table can learn from each step once, in the order in which the steps come. A network that does so
+# learns badly: neighbouring steps are nearly the same, and each update also changes what it learned
+# about other states. In this chapter you build the replay buffer, which solves both. It keeps the last
+# transitions, each new one overwriting the oldest, and samples batches from them at random. You also
+# build n-step returns, which sum several rewards before they bootstrap, and the settings of every agent
+# that learns from replay.
 #
 # | | |
 # |---|---|
 # | Papers | Lin (1992): replay; Mnih et al. (2015): replay in DQN; Sutton (1988): n steps |
-# | You need | NumPy, and `terminated` against `truncated` from [environments](envs.ipynb) |
+# | You need | NumPy, PyTorch tensors, and the difference between `terminated` and `truncated` from [Environments](envs.ipynb) |
 # | Same as in most libraries | a preallocated circular buffer, uniform sampling with replacement |
 # | Different | a transition is one element of a structured array; the buffer owns its generator |
 
@@ -62,8 +63,9 @@ def numbered(numbers: Any) -> np.ndarray:
 # %% [markdown]
 # This is what you will have built. On the left is a buffer with room for 24 transitions after it has
 # taken 30: the last six have overwritten the first six. On the right an agent samples 20 transitions
-# after every 25th step from a buffer of 1,000. The age of a sampled transition is anything from 0 to
-# the age of the oldest one that is left, and every age is equally likely.
+# after every 25th step from a buffer of 1,000. The age of a transition is the number of steps since it
+# was stored. A sample can have any age up to that of the oldest transition in the buffer, and every age
+# is equally likely.
 
 # %% tags=["hide-input"]
 def draw_ring(ax: Any, buffer: finished.ReplayBuffer, now: int) -> None:
@@ -110,9 +112,9 @@ plt.show()
 # %% [markdown]
 # ## The problem: neighbours look alike
 #
-# Let a random policy play CartPole for 10,000 steps and write down the angle of the pole. How much
-# does one angle tell about the angle $k$ steps later? The autocorrelation measures it: 1 means
-# everything, 0 means nothing:
+# Let a random policy play CartPole for 10,000 steps and write down the angle of the pole. How much does
+# one angle tell about the angle $k$ steps later? The autocorrelation measures this; 1 means everything
+# and 0 nothing:
 #
 # $$\rho_k = \frac{\operatorname{mean}\bigl[(x_t - \bar x)(x_{t+k} - \bar x)\bigr]}
 # {\operatorname{mean}\bigl[(x_t - \bar x)^2\bigr]}$$
@@ -138,14 +140,15 @@ def autocorrelation(x: np.ndarray, k: int) -> float:
 
 
 angles = random_angles(10_000, seed=0)
-drawn = np.random.default_rng(0).choice(angles, size=len(angles))  # the same, in random order
+drawn = np.random.default_rng(0).choice(angles, size=len(angles))  # as from a buffer
 assert autocorrelation(angles, 1) > 0.8
 assert abs(autocorrelation(drawn, 1)) < 0.1
 
 # %% [markdown]
-# What does that do to a gradient? A gradient is a mean over a batch. The mean of $B$ independent
-# values has $1/B$ of the variance of one value. So divide the variance of one value by the
-# variance of the batch mean, and you have the number of independent values that the batch is worth.
+# What does that do to a gradient, which is a mean over a batch? Let the angle stand in for what is
+# averaged. The mean of $B$ independent values has $1/B$ of the variance of one value. So the variance
+# of one value, divided by the variance of the batch mean, is the number of independent values that the
+# batch is worth.
 
 
 # %%
@@ -181,10 +184,10 @@ plt.show()
 # ## A transition
 #
 # What one update needs to know about one step is small and fixed: the observation, the action, the
-# reward, the next observation, whether the episode terminated there, and the discount of the value of
-# the next observation. For now the discount is $\gamma$; with n-step returns it becomes $\gamma^k$. A
-# NumPy *structured array* keeps all six fields of a transition side by side, so one indexing operation
-# gathers a whole batch.
+# reward, the next observation, whether the episode terminated there, and the factor by which the value
+# of the next observation counts, its discount. For now that is $\gamma$; with n-step returns, below, it
+# is $\gamma^k$ for $k$ steps. A NumPy *structured array* keeps all six fields of a transition side by
+# side, so one indexing operation gathers a whole batch.
 #
 # First the type of a single field. Floats are stored with 32 bits, which is what networks compute
 # with. Everything else keeps its type. An image stays in bytes, because as floats it would take four
@@ -197,7 +200,7 @@ def storage_dtype(space: gym.Space) -> tuple[np.dtype, tuple[int, ...]]:
     if space.dtype is None or space.shape is None:
         raise ValueError(f"A replay buffer stores arrays of numbers, and {space} is not one array.")
     if isinstance(space, gym.spaces.Discrete):
-        return np.dtype(np.int64), ()  # PyTorch wants it so, whatever the environment counts in
+        return np.dtype(np.int64), ()  # PyTorch indexes with int64
     dtype = np.dtype(np.float32) if space.dtype.kind == "f" else space.dtype
     return dtype, space.shape
 
@@ -237,8 +240,9 @@ def transition_dtype(observation_space: gym.Space, action_space: gym.Space) -> n
 
 
 # %% [markdown]
-# By hand: two observations of 2 floats are 16 bytes, an action 8, reward and discount 8, the flag
-# 1, together 33; rounded up to a multiple of 8, the size of the action, that makes 40 bytes.
+# By hand: two observations of 2 floats are 16 bytes, an action 8, reward and discount 8, the flag 1,
+# together 33; rounded up to a multiple of 8, the size of the action, that makes 40 bytes. The cell
+# prints at which byte each field starts.
 
 # %%
 dtype = transition_dtype(box, two)
@@ -246,8 +250,8 @@ print({name: offset for name, (_, offset, *_) in (dtype.fields or {}).items()})
 assert dtype.itemsize == 40
 
 # %% [markdown]
-# A million observations of an Atari game, each four grey images of 84 × 84 pixels, as bytes and as
-# floats:
+# A million transitions of an Atari game, each with two observations of four grey images of 84 × 84
+# pixels, as bytes and as floats:
 
 # %%
 atari = transition_dtype(image, gym.spaces.Discrete(18)).itemsize
@@ -308,9 +312,10 @@ assert np.allclose(transitions[1]["next_obs"], [0.6, 0.7])
 # Sampling draws random indices and gathers the transitions there.
 #
 # By hand, with room for four: after the transitions 0, 1, 2 the position is 3. Then 3, 4, 5 arrive
-# together. Transition 3 goes to index 3, transition 4 wraps around to index 0, and transition 5 goes
-# to index 1: they overwrite the transitions 0 and 1. The buffer holds `4 5 2 3`, and the next
-# transition goes to index 2, where the oldest one is.
+# together. Transition 3 goes to index 3, transition 4 wraps around to index 0, and transition 5 goes to
+# index 1: they overwrite the transitions 0 and 1. The buffer holds `4 5 2 3`, and the next transition
+# goes to index 2, where the oldest one is. (In the test below, `numbered` makes transitions whose
+# reward is their number.)
 
 # %%
 #| export
@@ -432,7 +437,8 @@ assert batch.reward[0] == 5  # the same memory
 #
 # A transition has a field for all of it: its reward is the sum, its discount is $\gamma^k$, its next
 # observation is $s_{t+k}$. An update that handles one-step transitions handles n-step transitions
-# without knowing it. Three things can happen to the window of a step:
+# without knowing it. Call the steps whose rewards a target sums its *window*. Three things can happen
+# to it:
 #
 # | step $t + i$ is | the window of step $t$ | $V$ counts? |
 # |---|---|---|
@@ -454,8 +460,9 @@ assert batch.reward[0] == 5  # the same memory
 #
 # The accumulator keeps one window for each of the last $n$ steps of each environment. At each step it
 # adds the discounted reward to every window and replaces its next observation by the newest one. Then
-# it opens a window for the new step. A window is complete after $n$ steps, or when its episode ends, and
-# a copy of it is returned once.
+# it opens a window for the new step. A window is complete after $n$ steps, or when its episode ends,
+# and a copy of it is returned once. Windows that were already returned change too, but nobody reads
+# them.
 
 # %%
 #| export
@@ -485,7 +492,7 @@ class NStepAccumulator:
         return windows[complete]
 
     def drop(self, episode_start: np.ndarray) -> None:
-        """Drop windows where a new episode starts before the end of the old one was seen."""
+        """Drop the windows of an episode whose end was never seen: a new one starts."""
         self.waiting[:, episode_start] = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -525,9 +532,9 @@ def play_by_hand(terminated: bool) -> list[list[tuple[float, ...]]]:
             terminated=last & terminated,
             discount=0.5,
         )
-        done = accumulator.add(step, truncated=last & (not terminated))
-        columns = [done[name].tolist() for name in ("obs", "reward", "discount", "next_obs")]
-        handed_out.append(sorted(zip(*columns, done["terminated"].tolist(), strict=True)))
+        complete = accumulator.add(step, truncated=last & (not terminated))
+        columns = [complete[name].tolist() for name in ("obs", "reward", "discount", "next_obs")]
+        handed_out.append(sorted(zip(*columns, complete["terminated"].tolist(), strict=True)))
     return handed_out
 
 
@@ -571,10 +578,10 @@ def learn_walk(n: int, seed: int, steps: int = 600, rate: float = 0.2) -> np.nda
             terminated=ended,
             discount=1.0,
         )
-        done = accumulator.add(step, truncated=np.zeros(walkers, dtype=bool))
-        at, to = tuple(done["obs"].T), tuple(done["next_obs"].T)
-        target = done["reward"] + done["discount"] * ~done["terminated"] * values[to]
-        np.add.at(values, at, rate * (target - values[at]))
+        complete = accumulator.add(step, truncated=np.zeros(walkers, dtype=bool))
+        at, to = tuple(complete["obs"].T), tuple(complete["next_obs"].T)  # (walker, state), an index
+        target = complete["reward"] + complete["discount"] * ~complete["terminated"] * values[to]
+        np.add.at(values, at, rate * (target - values[at]))  # counts an index that stands there twice
         state = np.where(ended, 10, next_state)
         errors.append(np.sqrt(((values[:, 1:20] - true_values) ** 2).mean(axis=1)).mean())
     return np.array(errors)
@@ -592,16 +599,19 @@ assert error[16][-1] > error[8][-1]
 
 # %% [markdown]
 # Each curve is the mean over 200 walkers. With $n = 1$ the reward at an end moves inwards by one state
-# per visit, with $n = 8$ by eight. But a long window also collects the noise of many steps: $n = 16$ is
-# as fast at first, then stays above. Which n is good depends on the task, so it is a
+# per visit, with $n = 8$ by eight. But a long window also collects the noise of many steps: $n = 16$
+# falls as fast at first, but its error stays higher. Which n is good depends on the task, so it is a
 # setting of each agent (`n_step` in DQN).
 #
 # ## When to learn
 #
-# Every agent that learns from replay has the following settings. The first `learning_starts` environment
-# steps only fill the buffer. Then, every `train_frequency` environment steps, the agent makes
-# `gradient_steps` updates, each with a batch of its own. An environment step is one step of one copy of
-# the environment: five copies that step once make five.
+# Every agent that learns from replay has the following settings. The first `learning_starts`
+# environment steps only fill the buffer. Then, every `train_frequency` environment steps, the agent
+# makes `gradient_steps` updates, each with a batch of its own. (Despite its name, which most libraries
+# use, `train_frequency` is a period: a larger number means fewer updates.) An environment step is one
+# step of one copy of the environment: five copies that step once make five. `Config`
+# ([Settings](settings.ipynb)) adds what all agents share, such as `num_envs` and `seed`; a `Field` has
+# a default, bounds and a description.
 
 # %%
 #| export
@@ -619,9 +629,9 @@ class ReplayConfig(Config):
         default=1_000, ge=0, description="Environment steps before the first update."
     )
     train_frequency: int = Field(
-        default=4, ge=1, description="Environment steps from one time to learn to the next."
+        default=4, ge=1, description="Environment steps between two rounds of updates."
     )
-    gradient_steps: int = Field(default=1, ge=1, description="Updates each time.")
+    gradient_steps: int = Field(default=1, ge=1, description="Updates in each round.")
 
     @model_validator(mode="after")
     def check_batch_fits(self) -> Self:
@@ -635,14 +645,14 @@ class ReplayConfig(Config):
 
 
 # %% [markdown]
-# Several environments step at once, so a step of all of them may pass a multiple of `train_frequency`
-# more than once, or not at all. By hand: with 3 environments and an update every 2 steps, the steps 3,
+# When several environments step at once, the step count jumps, and one jump can pass several multiples
+# of `train_frequency`, or none. By hand: with 3 environments and an update every 2 steps, the steps 3,
 # 6, 9, 12 have passed 1, 3, 4, 6 multiples of two, so 1, 2, 1, 2 updates are due.
 
 # %%
 #| export
 def updates_due(config: ReplayConfig, step: int) -> int:
-    """Count the updates that the last step of all environments, up to `step`, made due."""
+    """Return how many updates are due once all environments have stepped, up to `step`."""
     if step <= config.learning_starts:
         return 0
     before = (step - config.num_envs) // config.train_frequency
@@ -698,8 +708,7 @@ for reward in rewards[17:]:
 #   cheap, and it keeps the true last observation of every episode without a special case. For
 #   images it doubles the memory.
 # - n-step rewards in the buffer were earned by an older policy, and nothing corrects for that. With
-#   small n that works well in practice, and Fedus et al. (2020) find it to be what makes large
-#   buffers pay, but the theory of Q-learning covers $n = 1$ only.
+#   small n that works well in practice, and Fedus et al. (2020) find that n-step returns are what makes larger buffers help, but the theory of Q-learning covers $n = 1$ only.
 # - Sampling is uniform. [R2D2](r2d2.ipynb) builds a buffer that samples surprising transitions more
 #   often.
 # - 64-bit observations are rounded to 32 bits on their way in.
@@ -714,10 +723,9 @@ for reward in rewards[17:]:
 # <details>
 # <summary>Solution</summary>
 #
-# All 64 differ with probability
-# $\prod_{i=0}^{63} (1 - i / 50000) \approx e^{-64 \cdot 63 / (2 \cdot 50000)} \approx 0.96$, so
-# about 4 % of the batches hold a transition twice. It counts double in that gradient, which is no
-# bias: over many batches every transition still counts the same.
+# All 64 differ with probability $\prod_{i=0}^{63} (1 - i / 50000) \approx e^{-64 \cdot 63 / (2 \cdot
+# 50000)} \approx 0.96$, so about 4 % of the batches hold a transition twice. It counts double in that
+# gradient, that is not a bias: over many batches every transition still counts the same.
 #
 # ```python
 # ring = ReplayBuffer(50_000, dtype, seed=0)
@@ -806,12 +814,12 @@ print(f"{len(after)} transitions, mean reward {after.sample(100_000)['reward'].m
 # <details>
 # <summary>Solution</summary>
 #
-# The position is not restored. It is 0 again, so the 400 new transitions overwrite the first 400,
-# while the size grows from 500 to 900: the indices 500 to 899 were never written and hold zeros. Four
-# ninths of all samples are zeros, observation, action and reward alike, and the agent learns
-# that nothing follows from nothing. In a run you would see a dip after each resume, and blame the
-# learning rate. A test that compares the batches of a resumed buffer with those of one that was
-# never stopped finds it at once, if it goes on to **add** transitions after loading.
+# The position is not restored. It is 0 again, so the 400 new transitions overwrite the first 400, while
+# the size grows from 500 to 900: the indices 500 to 899 were never written and hold zeros. Four ninths
+# of all samples are zeros, observation, action and reward alike, and the agent trains on zeros that no
+# step ever produced. In a run you would see a dip after each resume, and blame the learning rate. A
+# test that compares the batches of a resumed buffer with those of one that was never stopped finds it
+# at once, if it goes on to **add** transitions after loading.
 #
 # ```python
 # class ShortBuffer(ReplayBuffer):
@@ -834,10 +842,10 @@ print(f"{len(after)} transitions, mean reward {after.sample(100_000)['reward'].m
 # </details>
 
 # %% [markdown]
-# **Exercise 5.** A careless accumulator stores the discount $\gamma^n$ in every transition, also in those
-# that a truncation cut short. Take the reward 1 in every step for ever, $\gamma = 0.9$, $n = 5$,
-# and an episode that is truncated. What target does the second last step get, with the true value
-# of every state as $V$? What should it be?
+# **Exercise 5.** A careless accumulator stores the discount $\gamma^n$ in every transition, also in
+# those that a truncation cut short. Take the reward 1 in every step for ever, $\gamma = 0.9$, $n = 5$,
+# and an episode that is truncated. What target does the second-to-last step get, with the true value of
+# every state as $V$? What should it be?
 
 # %% [markdown]
 # <details>

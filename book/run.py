@@ -1265,7 +1265,7 @@ assert largest_jump(Collector) < 0.25 < largest_jump(CollectorWithABug)
 # </details>
 
 # %% [markdown]
-# ## Using it
+# ## Use it
 #
 # ```python
 # from rlbook.dqn import DQNConfig, train_dqn

@@ -72,7 +72,7 @@ class QNetwork(nn.Module):
                 f"Setting 'observation_scale' needs {inputs} factors, not {len(observation_scale)}."
             )
         scale = torch.tensor(observation_scale or (1.0,) * inputs)
-        self.register_buffer("scale", scale, persistent=False)
+        self.register_buffer("scale", scale, persistent=False)  # not learned, not saved
         self.layers = MLP((inputs, *hidden, actions))
 
     def forward(self, obs: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ def dqn_target(
     next_q_target: Tensor,
     next_q: Tensor | None = None,
 ) -> Tensor:
-    """Return the reward plus the discounted value of the successor, if there is one."""
+    """Return the reward plus the discounted value of the next state, if there is one."""
     if next_q is None:
         next_value = next_q_target.amax(dim=-1)
     else:  # Double: the Q-network chooses, the target network values
@@ -121,7 +121,8 @@ def dqn_loss(
     check_shapes(len(q), **vectors)
     with torch.no_grad():
         y = dqn_target(reward, discount, terminated, next_q_target, next_q)
-    chosen = q.gather(1, action.unsqueeze(1)).squeeze(1)  # (batch,)
+    chosen = q.gather(1, action.unsqueeze(1)).squeeze(1)  # (batch,), of the actions taken
+    check_shapes(len(q), chosen=chosen, y=y)
     loss = nn.functional.huber_loss(chosen, y) if huber else nn.functional.mse_loss(chosen, y)
     values = chosen.detach()
     metrics = {
@@ -138,7 +139,7 @@ def dqn_loss(
 def polyak_update(target_network: nn.Module, network: nn.Module, tau: float) -> None:
     """Move a target network the fraction `tau` of the way to the network; 1 copies it."""
     for slow, fast in zip(target_network.parameters(), network.parameters(), strict=True):
-        slow.lerp_(fast, tau)
+                slow.lerp_(fast, tau)  # slow += tau * (fast - slow)
 
 
 # %% book/dqn.py · Exploring
@@ -176,7 +177,7 @@ class DQNConfig(ReplayConfig):
         default=(64, 64), description="Units of each hidden layer."
     )
     observation_scale: tuple[float, ...] = Field(
-        default=(), description="Factors of the observation's entries."
+        default=(), description="Factor for each entry of the observation."
     )
     lr: float = Field(default=1e-3, gt=0, description="Learning rate of Adam.")
     lr_decay_from: float = Field(
@@ -189,13 +190,13 @@ class DQNConfig(ReplayConfig):
         default=1.0, gt=0, le=1, description="Fraction that a target update moves; 1 copies."
     )
     target_update_interval: int = Field(
-        default=500, ge=1, description="Updates between target updates."
+        default=500, ge=1, description="Updates between two moves of the target network."
     )
     final_epsilon: float = Field(
         default=0.05, ge=0, le=1, description="Probability of a random action at the end."
     )
     epsilon_decay_steps: int = Field(
-        default=10_000, ge=1, description="Environment steps in which it falls from 1."
+        default=10_000, ge=1, description="Environment steps until epsilon has fallen from 1."
     )
     max_grad_norm: float | None = Field(
         default=None, gt=0, description="Longer gradients are shortened to this norm."

@@ -156,7 +156,7 @@ class ObservationReward(Probe):
 
 
 class ActionReward(Probe):
-    """Action 0 is right at -1, and 1 at 1: Q = 1 if right, else -1.
+    """At the observation -1 action 0 is correct, at 1 action 1: Q = 1 if correct, else -1.
 
     A continuous action a pays 1 - (a - observation / 2)², so observation / 2 is best and pays 1.
     """
@@ -348,8 +348,8 @@ def draw_maze(length: int, cue: int, position: int, turn: int) -> np.ndarray:
 class TMaze(gym.Env[np.ndarray, Any]):
     """A corridor of `length` steps; the cue at its start says which turn at its end pays 1.
 
-    Action 0 turns left and 1 turns right at the junction; in the corridor both lead on. With `walk`
-    action 2, and no other, leads on. Observation: the cue (at the start), and whether you may turn.
+    Action 0 turns left and 1 turns right at the junction; in the corridor both move forward. With
+    `walk` only action 2 does. Observation: the cue (at the start), and whether you may turn.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 8}  # noqa: RUF012 (as in gym.Env)

@@ -31,7 +31,7 @@ def storage_dtype(space: gym.Space) -> tuple[np.dtype, tuple[int, ...]]:
     if space.dtype is None or space.shape is None:
         raise ValueError(f"A replay buffer stores arrays of numbers, and {space} is not one array.")
     if isinstance(space, gym.spaces.Discrete):
-        return np.dtype(np.int64), ()  # PyTorch wants it so, whatever the environment counts in
+        return np.dtype(np.int64), ()  # PyTorch indexes with int64
     dtype = np.dtype(np.float32) if space.dtype.kind == "f" else space.dtype
     return dtype, space.shape
 
@@ -165,7 +165,7 @@ class NStepAccumulator:
         return windows[complete]
 
     def drop(self, episode_start: np.ndarray) -> None:
-        """Drop windows where a new episode starts before the end of the old one was seen."""
+        """Drop the windows of an episode whose end was never seen: a new one starts."""
         self.waiting[:, episode_start] = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -200,9 +200,9 @@ class ReplayConfig(Config):
         default=1_000, ge=0, description="Environment steps before the first update."
     )
     train_frequency: int = Field(
-        default=4, ge=1, description="Environment steps from one time to learn to the next."
+        default=4, ge=1, description="Environment steps between two rounds of updates."
     )
-    gradient_steps: int = Field(default=1, ge=1, description="Updates each time.")
+    gradient_steps: int = Field(default=1, ge=1, description="Updates in each round.")
 
     @model_validator(mode="after")
     def check_batch_fits(self) -> Self:
@@ -216,7 +216,7 @@ class ReplayConfig(Config):
 
 
 def updates_due(config: ReplayConfig, step: int) -> int:
-    """Count the updates that the last step of all environments, up to `step`, made due."""
+    """Return how many updates are due once all environments have stepped, up to `step`."""
     if step <= config.learning_starts:
         return 0
     before = (step - config.num_envs) // config.train_frequency

@@ -1,6 +1,5 @@
 """PPO: the clipped loss against NumPy, minibatches, the target KL, known values, exact resuming."""
 
-import copy
 import json
 import shlex
 from pathlib import Path
