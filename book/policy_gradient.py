@@ -589,7 +589,7 @@ assert abs(bias[0] + 1 / 16) < 1e-6 and abs(bias[-1]) < 0.03 and 0 < error.argmi
 class RolloutBuffer:
     """The steps of all environments since the last update, in their order."""
 
-    arrays = ("obs", "next_obs", "action", "reward", "terminated", "ended")
+    arrays: tuple[str, ...] = ("obs", "next_obs", "action", "reward", "terminated", "ended")
 
     def __init__(
         self, num_steps: int, num_envs: int, observation_space: gym.Space, action_space: gym.Space

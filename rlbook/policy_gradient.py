@@ -144,7 +144,7 @@ def gae(
 class RolloutBuffer:
     """The steps of all environments since the last update, in their order."""
 
-    arrays = ("obs", "next_obs", "action", "reward", "terminated", "ended")
+    arrays: tuple[str, ...] = ("obs", "next_obs", "action", "reward", "terminated", "ended")
 
     def __init__(
         self, num_steps: int, num_envs: int, observation_space: gym.Space, action_space: gym.Space
