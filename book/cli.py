@@ -623,6 +623,27 @@ def watch_command(parser: Parser, arguments: list[str]) -> int:
     return 0
 
 # %% [markdown]
+# `export` writes the policy for programs without Python, as the chapter [Export](export.ipynb) tells.
+
+# %%
+#| export
+@command("export", "rlbook export runs/a --out policy.onnx")
+def export_command(parser: Parser, arguments: list[str]) -> int:
+    """Write the greedy policy as an ONNX file."""
+    parser.add_argument("agent", help="a run directory or a checkpoint")
+    parser.add_argument("--out", default="policy.onnx", metavar="FILE", help="[policy.onnx]")
+    options = parser.parse(arguments)
+    from rlbook.export import export_onnx
+
+    metadata = export_onnx(rlbook.load(options.agent), options.out)
+    print(f"Wrote {options.out}: {metadata['algo']} on {metadata['env_id']}.")
+    for kind in ("inputs", "outputs"):
+        for name, what in json.loads(metadata[kind]).items():
+            print(f"{kind[:-1]:6}  {name}: {what}")
+    return 0
+
+
+# %% [markdown]
 # `plot` draws the learning curves of runs. Runs that differ only in their seed become one curve: a mean
 # with a band. It can draw the result of a sweep, too.
 

@@ -906,8 +906,8 @@ class A2C(Agent):
         self.sampled = action.cpu().numpy()  # for `observe`: the environment gets it clipped
         if isinstance(self.action_space, gym.spaces.Discrete):
             return self.sampled + self.action_space.start
-        low, high = self.action_space.low, self.action_space.high
-        return np.clip(self.sampled, low, high).astype(low.dtype)
+        low, high, dtype = self.action_space.low, self.action_space.high, self.action_space.dtype
+        return np.clip(self.sampled, low, high).astype(dtype)
 
     def observe(self, transition: Transition) -> None:
         """Store one step of all environments."""

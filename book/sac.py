@@ -100,6 +100,7 @@ assert final.min() >= -300  # random torques score about -1200
 # | Learns | off-policy, from replay |
 # | Same as [DQN](dqn.ipynb) | replay, bootstrapped targets, target networks |
 # | Different from DQN | an actor in place of `argmax`; the smaller of two critics; a bonus for staying random, in place of ε |
+# | Different from [A2C](policy_gradient.ipynb) | learns from old steps; the actor's gradient comes through a critic of the action, not from the log-probability times an advantage |
 #
 # ## The problem
 #
@@ -191,9 +192,10 @@ assert dqn_scores[0] > -0.1 and dqn_scores[-1] < -0.5
 # $$\log \pi(a \mid s) = \sum_i \Bigl[-\tfrac12 \epsilon_i^2 - \log \sigma_i - \tfrac12 \log 2\pi
 # - \log\bigl(1 - \tanh^2 u_i\bigr)\Bigr]$$
 #
-# Many implementations break in the last term. In 32 bits $\tanh(10)$ is exactly 1, and $\log(1 - 1)$
+# Computed as written, the last term breaks. In 32 bits $\tanh(10)$ is exactly 1, and $\log(1 - 1)$
 # is $-\infty$. But $1 - \tanh^2 u = 4 / (e^u + e^{-u})^2$, whose log is
-# $2\,(\log 2 - u - \operatorname{softplus}(-2u))$: the same number, and nothing cancels.
+# $2\,(\log 2 - u - \operatorname{softplus}(-2u))$ with $\operatorname{softplus}(x) = \log(1 + e^x)$: the
+# same number, and nothing cancels.
 #
 # By hand: with $\mu = 0$, $\sigma = 1$ and $\epsilon = 1$, $u = 1$ and $a = 0.7616$. The Gaussian gives
 # $-0.5 - 0.9189 = -1.4189$, the log-det is $\log(1 - 0.5800) = -0.8676$, and
@@ -312,6 +314,7 @@ class Critics(nn.Module):
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for n, outputs in pairwise((inputs + actions, *hidden, 1)):
             bound = 1 / math.sqrt(n)  # as in nn.Linear
+            # a ParameterList turns the tensors that it is given into parameters
             self.weights.append(torch.empty(num_critics, n, outputs).uniform_(-bound, bound))
             self.biases.append(torch.empty(num_critics, 1, outputs).uniform_(-bound, bound))
 
@@ -321,6 +324,7 @@ class Critics(nn.Module):
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             if chosen is not None:
                 weight, bias = weight[chosen], bias[chosen]
+            # the first layer gives all critics the same input, later ones have an input for each
             x = x.relu() if i > 0 else x.expand(len(weight), -1, -1)
             x = torch.baddbmm(bias, x, weight)  # (critics, batch, outputs)
         return x.squeeze(2).t()
@@ -342,7 +346,7 @@ assert critics(obs, action).tolist() == [[0.75, 1.5]]  # (batch, critics)
 # %% [markdown]
 # ## The buffer, and actions within bounds
 #
-# SAC learns from the [replay buffer](replay.ipynb) of DQN. Only the actions need a thought. The policy
+# SAC learns from the [replay buffer](replay.ipynb) of DQN. Only the actions need care. The policy
 # has actions in $(-1, 1)$; Pendulum wants a torque in $[-2, 2]$, another environment a valve in
 # $[0, 10]$. A small class scales there and back. The buffer holds the policy's actions, before the
 # scaling, and log-probabilities are of those, too. By hand: in $[0, 10]$ the action 0.5 is
@@ -366,13 +370,13 @@ class ActionScale:
     """Between the actions [-1, 1] of the policy and those of the environment."""
 
     def __init__(self, space: gym.spaces.Box) -> None:
-        self.low, self.high = space.low, space.high
+        self.low, self.high, self.dtype = space.low, space.high, space.dtype
         low, high = space.low.astype(np.float64), space.high.astype(np.float64)
         self.center, self.half = low / 2 + high / 2, high / 2 - low / 2
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
         """Map [-1, 1] to the bounds, and never a rounding error beyond them."""
-        scaled = (self.center + self.half * action).astype(self.low.dtype)
+        scaled = (self.center + self.half * action).astype(self.dtype)
         return np.clip(scaled, self.low, self.high)
 
     def from_env(self, action: np.ndarray) -> np.ndarray:
@@ -491,7 +495,9 @@ torch.testing.assert_close(loss, torch.tensor(0.0625))
 # \qquad a = \tanh(\mu + \sigma\epsilon)$$
 #
 # The gradient goes from $Q$ into the action $a$, and from there through $\mu$ and $\sigma$ into the
-# actor. The critics are only a path for it: their own weights do not move in this step.
+# actor. The critics are only a path for it: their own weights do not move in this step. A2C could not do
+# this: its value network does not take the action as an input, so it needed $\log\pi$ times the
+# advantage instead.
 #
 # By hand: with a value of 2.4, $\log \pi = -0.5$ and $\alpha = 0.2$ it is $-0.1 - 2.4 = -2.5$.
 
@@ -636,7 +642,8 @@ class SACConfig(ReplayConfig):
 # one-line methods, `choose_critics` and `actor_value`, are all that the next chapter replaces. The rest
 # belongs to the [loop](dqn.ipynb#the-whole-algorithm-in-one-cell) that DQN has, too: it counts
 # `updates`, saves the `parts` in checkpoints, and passes `state` and `episode_start` to `act` for
-# agents with a hidden state. SAC has none.
+# agents with a hidden state. SAC has none. The first `learning_starts` steps are random,
+# uniform within the bounds, and only fill the buffer; the first update comes after the next step.
 
 # %%
 #| export
@@ -812,8 +819,8 @@ assert sac_scores[-1] > -0.3
 
 # %% [markdown]
 # Now Pendulum-v1. A torque of at most 2 is too weak to lift the pole, so it has to be swung. An
-# episode has 200 steps; random torques score about −1200, and about −150 is swinging up at once and
-# staying there. DQN gets its best chance: five torques, and the same 5,000 steps, network, batch and
+# episode has 200 steps; random torques score about −1200, and a policy that swings up at once and stays
+# there about −150. DQN gets its best chance: five torques, and the same 5,000 steps, network, batch and
 # number of updates.
 
 # %%
@@ -861,15 +868,16 @@ for name, trained, history in (("SAC", agent, run), ("DQN", rival, rival_run)):
     assert best > -600  # it swings up, whatever comes after
 
 # %% [markdown]
-# DQN with five torques swings up, too: one action dimension is no reason for an actor. What SAC has
-# gained is that the same code aims in five dimensions at once. And one seed is one seed: an agent that
-# has learned may fall back for a while. So the assert asks for the best evaluation, not for the last.
+# DQN with five torques swings up, too: for one action dimension you do not need an actor. What SAC adds
+# is that the same code works in five dimensions, where DQN scored −0.84 and SAC −0.15. This is one seed,
+# and an agent that has learned may fall back for a while, so the assert asks for the best evaluation,
+# not for the last.
 #
 # The next figure shows the entropy coefficient at work. The entropy, in *nats* since its logarithm is
 # the natural one, starts near that of a uniform choice, 0.69. It falls as the policy becomes certain,
 # and is then held near its target of −1. Meanwhile $\alpha$ falls, because the policy is more random
-# than asked, towards the value at which the bonus, which widens the policy, balances the critics, which
-# narrow it.
+# than asked. It moves to where two forces balance: the bonus, which widens the policy, and the critics,
+# which narrow it.
 
 # %%
 fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4))
@@ -902,8 +910,8 @@ filmstrip(frames, times_shown)
 # %% [markdown]
 # And a look inside: the smaller Q-value for a pole at rest, over angle and torque. Black dots mark what
 # the policy would do. The value is highest at the top, and near it the policy pushes the pole towards
-# the top from either side. Further out the torque is too weak to lift a pole at rest, so the policy
-# pushes the other way, down and through, to swing.
+# the top from either side. The torque can lift a pole at rest only within 0.41 rad of the top, where
+# gravity is weaker. Far out, beyond 1.2 to 1.6 rad, the policy pushes the other way, to gain speed.
 
 # %%
 angles, torque = np.linspace(-np.pi, np.pi, 73), np.linspace(-2, 2, 41)
@@ -927,7 +935,7 @@ assert abs(best) < 1  # the value is highest near the top
 # %% [markdown]
 # ## What each part buys
 #
-# The first 6,000 steps with one part taken away, five seeds each: SAC in vermilion, the variant in
+# The first 6,000 steps with one part taken away, five seeds each: SAC in orange, the variant in
 # black, mean and 95 % interval. *No entropy* holds the entropy coefficient at nearly zero, *fixed
 # temperature* holds it at 0.2. *One critic* has no minimum to take. *No target critics* copies the
 # critics after every update (`tau: 1`). *No replay* has a buffer of 128 transitions, one batch. Below
@@ -940,16 +948,16 @@ draw_parts(plt.figure(), ablations, columns=5)
 print(made_by(ablations))
 
 # %% [markdown]
-# - **Target critics** matter most. Without them the values chase themselves: the IQM is −1436, that of
-#   SAC −149, and the best evaluation of any seed is −897.
-# - **Replay** comes next. With a buffer of 128, less than one episode, the IQM is −612: the seeds
-#   still learn, slowly and unsteadily, and end between −1124 and −222.
+# - **Target critics** matter most. Without them the values chase themselves: the IQM is −1351, that of
+#   SAC −146, and the best evaluation of any seed at any time was −845.
+# - **Replay** comes next. With a buffer of 128, less than one episode, the IQM is −794: the seeds
+#   learn slowly and unsteadily, and end between −1190 and −245.
 # - **Entropy, the learned coefficient and the second critic make no difference here that five seeds
-#   could show**: −147 without entropy, −147 with a fixed coefficient, −171 with one critic, within
-#   intervals that overlap. A coefficient of 0.2 works as well as a learned one, though somebody has to
-#   know it.
+#   could show**: −147 without entropy, −147 with a fixed coefficient, −186 with one critic, within
+#   intervals that overlap. A coefficient of 0.2 works as well as a learned one, but you have to know it
+#   beforehand.
 #
-# By 6,000 steps Pendulum is solved. Every variant is evaluated on the same twenty starts of its seed,
+# By 6,000 steps Pendulum is solved. For each seed, all variants are evaluated on the same twenty starts,
 # which is why the dots of most variants are at nearly the same places.
 
 # %% [markdown]
@@ -967,9 +975,6 @@ print(made_by(ablations))
 #   0.005, but a buffer of 100,000 transitions and not a million. The config for Pendulum has 64 units,
 #   batch 128, 10⁻³ and τ = 0.01: smaller, so that a chapter can run it. These were found on Pendulum
 #   itself, with no record of the trials. On another task expect to search again.
-# - **The first steps** are random actions, uniform within the bounds, with no updates meanwhile.
-# - **Older results.** Where the line beside a figure says rlbook 0.1.0, critics and actor took their
-#   steps together, so the actor's gradient used the critics from before their step.
 #
 # The papers do not test on Pendulum. The RL Zoo reports −157 for SAC at 20,000 steps from one run; the
 # first figure shows ours at 10,000, for five. This chapter does not claim scores on MuJoCo at the

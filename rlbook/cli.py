@@ -13,6 +13,7 @@ __all__ = [
     "default_run_dir",
     "dispatch",
     "evaluate_command",
+    "export_command",
     "help_text",
     "list_command",
     "main",
@@ -381,6 +382,22 @@ def watch_command(parser: Parser, arguments: list[str]) -> int:
     save_gif(frames, options.out, fps=options.fps or env.metadata.get("render_fps") or 30)
     scored = ", ".join(f"{total:.1f}" for total in returns)
     print(f"Wrote {options.out}: {len(frames)} frames, return {scored}.")
+    return 0
+
+
+@command("export", "rlbook export runs/a --out policy.onnx")
+def export_command(parser: Parser, arguments: list[str]) -> int:
+    """Write the greedy policy as an ONNX file."""
+    parser.add_argument("agent", help="a run directory or a checkpoint")
+    parser.add_argument("--out", default="policy.onnx", metavar="FILE", help="[policy.onnx]")
+    options = parser.parse(arguments)
+    from rlbook.export import export_onnx
+
+    metadata = export_onnx(rlbook.load(options.agent), options.out)
+    print(f"Wrote {options.out}: {metadata['algo']} on {metadata['env_id']}.")
+    for kind in ("inputs", "outputs"):
+        for name, what in json.loads(metadata[kind]).items():
+            print(f"{kind[:-1]:6}  {name}: {what}")
     return 0
 
 

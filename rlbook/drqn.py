@@ -73,9 +73,9 @@ class LSTMQNetwork(nn.Module):
     def forward(self, obs: Tensor, state: State, episode_start: Tensor) -> tuple[Tensor, State]:
         """Unroll over (time, batch, inputs); return Q-values and the last hidden state."""
         x = self.encoder(obs)
-        starts = episode_start.any(dim=1).nonzero().flatten().tolist()
+        starts = (1 + episode_start[1:].any(dim=1).nonzero().flatten()).tolist()
         outputs = []
-        for first, last in pairwise(sorted({0, *starts, len(x)})):  # cut where an episode starts
+        for first, last in pairwise([0, *starts, len(x)]):  # cut where an episode starts
             hidden, cell = reset_state(state, episode_start[first])
             h_c = hidden.unsqueeze(0), cell.unsqueeze(0)  # (layers, batch, units)
             output, (hidden, cell) = self.lstm(x[first:last], h_c)

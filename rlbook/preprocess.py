@@ -85,7 +85,8 @@ def prepared_space(space: gym.Space) -> gym.Space:
 def prepare(obs: np.ndarray, space: gym.Space) -> np.ndarray:
     """Turn observations (batch, ...) of a space into what networks take."""
     if isinstance(space, Discrete):
-        return np.eye(int(space.n), dtype=np.float32)[np.asarray(obs) - space.start]
+        numbers = np.arange(int(space.n)) + space.start
+        return (np.asarray(obs)[:, None] == numbers).astype(np.float32)
     return obs.transpose(0, 3, 1, 2) if has_channels_last(space) else obs
 
 

@@ -86,6 +86,7 @@ class Critics(nn.Module):
         self.weights, self.biases = nn.ParameterList(), nn.ParameterList()
         for n, outputs in pairwise((inputs + actions, *hidden, 1)):
             bound = 1 / math.sqrt(n)  # as in nn.Linear
+            # a ParameterList turns the tensors that it is given into parameters
             self.weights.append(torch.empty(num_critics, n, outputs).uniform_(-bound, bound))
             self.biases.append(torch.empty(num_critics, 1, outputs).uniform_(-bound, bound))
 
@@ -95,6 +96,7 @@ class Critics(nn.Module):
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             if chosen is not None:
                 weight, bias = weight[chosen], bias[chosen]
+            # the first layer gives all critics the same input, later ones have an input for each
             x = x.relu() if i > 0 else x.expand(len(weight), -1, -1)
             x = torch.baddbmm(bias, x, weight)  # (critics, batch, outputs)
         return x.squeeze(2).t()
@@ -116,13 +118,13 @@ class ActionScale:
     """Between the actions [-1, 1] of the policy and those of the environment."""
 
     def __init__(self, space: gym.spaces.Box) -> None:
-        self.low, self.high = space.low, space.high
+        self.low, self.high, self.dtype = space.low, space.high, space.dtype
         low, high = space.low.astype(np.float64), space.high.astype(np.float64)
         self.center, self.half = low / 2 + high / 2, high / 2 - low / 2
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
         """Map [-1, 1] to the bounds, and never a rounding error beyond them."""
-        scaled = (self.center + self.half * action).astype(self.low.dtype)
+        scaled = (self.center + self.half * action).astype(self.dtype)
         return np.clip(scaled, self.low, self.high)
 
     def from_env(self, action: np.ndarray) -> np.ndarray:

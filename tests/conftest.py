@@ -21,7 +21,7 @@ for library in ("OMP", "OPENBLAS", "MKL"):
 LONGEST = (
     *("browser", "sweep", "sweep_ray", "law", "drqv2", "wheel", "run", "cli", "drqn", "progress"),
     *("dqn", "exercises", "policy_gradient", "recurrent_ppo", "ppo", "sac", "pixels"),
-    *("checkpoint", "book"),
+    *("checkpoint", "book", "export", "tune"),
 )
 
 
