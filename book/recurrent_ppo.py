@@ -728,16 +728,17 @@ plt.show()
 # PPO gives the same answer to both. What does the recurrent policy do?
 
 # %%
-def push_right(angles: list[float]) -> float:
+def push_right(angles: np.ndarray) -> float:
     """Return the probability of a push to the right after these angles, with the cart in the middle."""
     state = balancer.policy.initial_state(1)
     for angle in angles:
         with torch.no_grad():
-            distribution, state = balancer.policy.step(torch.tensor([[0.0, angle]]), state)
+            distribution, state = balancer.policy.step(torch.tensor([[0.0, float(angle)]]), state)
     return distribution.probs[0, 1].item()
 
 
-to_the_right, to_the_left = push_right([-0.06, -0.04, -0.02, 0.0]), push_right([0.06, 0.04, 0.02, 0.0])
+past = np.linspace(-0.14, 0.0, 8)  # one radian a second, a step takes 0.02 s
+to_the_right, to_the_left = push_right(past), push_right(-past)
 print(f"push right: {to_the_right:.0%} if the pole moves to the right, {to_the_left:.0%} if to the left")
 assert to_the_right > to_the_left
 
@@ -779,21 +780,6 @@ for name, run in parts["runs"].items():
 #
 # **No recurrence** is the first figure: PPO stays where chance leaves it.
 #
-# **More steps.** The same settings, with learning rate and clip range falling over 300,000 steps:
-
-# %% tags=["hide-input"]
-long = load_result("results/recurrent_ppo_masked_cartpole_300k.json")
-figure, ax = plt.subplots(figsize=(7, 2.8))
-plot_result(ax, long)
-ax.set_ylim(0, 515)
-plt.show()
-print(made_by(long))
-final = long["runs"]["recurrent_ppo"]["final"]
-print("last evaluation of each seed:", *(round(score) for score in final), f" mean {np.mean(final):.0f}")
-assert np.mean(final) >= 450
-
-# %% [markdown]
-# @PARITY@
 # ## Honest edges
 #
 # | elsewhere | here | why |
