@@ -104,7 +104,9 @@ from torch import Tensor
 from rlbook.checkpoint import (
     CheckpointDirectory,
     CheckpointError,
+    plain_space,
     read_checkpoint,
+    space_from_plain,
     write_checkpoint,
 )
 from rlbook.envs import EVALUATION_ENVS, Evaluation, derive_seed, evaluate, make_env, nearest
@@ -212,7 +214,13 @@ class UpdateResult:
 # The command line, the loader and the error messages need to know all algorithms. Nobody should have
 # to remember to edit a list, so a class puts itself into the registry when Python defines it (you will
 # see the two lines in `Agent`). To find all algorithms we import the chapters, in the order of the
-# book. (They are in the library's registry, so the cell below copies it into the one of this notebook.)
+# book.
+#
+# An algorithm of your own is in a module of yours. It is named `module:name`, as an environment is named
+# `module:Name-v0`: the module is imported first. This is also how a run and a checkpoint remember it, so
+# that another process finds it. A subclass that has no `name` of its own, such as DQN with another
+# network, goes by the name of its class. Nobody else can import what a notebook or a function defines, so
+# such a class keeps its plain name.
 
 # %%
 #| export
@@ -225,6 +233,34 @@ def chapter_modules() -> list[str]:
     return (importlib.resources.files("rlbook") / "chapters.txt").read_text().split()
 
 
+def algorithm_name(agent_class: type["Agent"]) -> str:
+    """Name an algorithm so that another process finds it: one that is not ours as `module:name`."""
+    module, own = agent_class.__module__, "name" in vars(agent_class)
+    if module.startswith(("rlbook.", "__")) or "<locals>" in agent_class.__qualname__:
+        return agent_class.name
+    return f"{module}:{agent_class.name if own else agent_class.__name__}"
+
+
+def import_module(module: str, wanted: str) -> Any:
+    """Import a user's module, or say why `wanted` cannot be found."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        what = f"needs the module {error.name!r}, which is not installed or not on the path"
+        raise ValueError(f"{wanted} {what}.") from error
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}"
+        raise ValueError(f"{wanted} cannot be imported, since {module!r} raises {why}") from error
+
+
+def own_algorithms(module: str) -> dict[str, type["Agent"]]:
+    """The algorithms in a user's module, as `module:name`."""
+    found = vars(import_module(module, f"An algorithm in {module!r}")).values()
+    classes = [v for v in found if isinstance(v, type) and issubclass(v, Agent) and v is not Agent]
+    names = {agent_class: algorithm_name(agent_class) for agent_class in classes}
+    return {f"{module}:{name.rpartition(':')[2]}": c for c, name in names.items() if ":" in name}
+
+
 def algorithms() -> dict[str, type["Agent"]]:
     """All algorithms by name: those of the book in its order, then a user's own."""
     for module in chapter_modules():
@@ -234,16 +270,23 @@ def algorithms() -> dict[str, type["Agent"]]:
 
 
 def find_algorithm(name: str) -> type["Agent"]:
-    """Find an algorithm by its name, or say which name is nearest."""
-    if name in chapter_modules():  # most often: then no other chapter need be imported
+    """Find an algorithm by its name or as `module:name`, or say which name is nearest."""
+    if ":" in name:
+        known = own_algorithms(name.rpartition(":")[0])
+    elif name in chapter_modules():  # most often: then no other chapter need be imported
         importlib.import_module(f"rlbook.{name}")
     if name in REGISTRY:
         return REGISTRY[name]
-    known = algorithms()
+    if ":" not in name:
+        known = algorithms()
     if name not in known:
-        hint = nearest(name, list(known)) or f" There are: {', '.join(known)}."
-        raise ValueError(f"There is no algorithm {name!r}.{hint}")
+        hint = nearest(name, list(known)) or f" There are: {', '.join(known) or 'none'}."
+        own = "" if ":" in name else " One of your own is named `module:name`."
+        raise ValueError(f"There is no algorithm {name!r}.{hint}{own}")
     return known[name]
+
+# %% [markdown]
+# (The algorithms are in the library's registry, so this cell copies it into the one of this notebook.)
 
 # %%
 import rlbook.agent
@@ -259,7 +302,9 @@ print("algorithms:", *algorithms())
 # between −2 and 2. A user who tries should get a sentence that names an algorithm that fits, and not a
 # traceback from inside a network. So each kind of space has a word (such as `discrete`), and each
 # algorithm declares the words for its observations and its actions. An algorithm for both kinds of
-# actions, such as [A2C](policy_gradient.ipynb), declares `"discrete or continuous"`.
+# actions, such as [A2C](policy_gradient.ipynb), declares `"discrete or continuous"`. Everything else is
+# `other`: a dictionary of observations, say. Gymnasium has a wrapper that makes a vector of it, and the
+# sentence names that.
 
 # %%
 #| export
@@ -285,18 +330,28 @@ def fits(agent_class: type["Agent"], found: tuple[str, str]) -> bool:
     return observations == agent_class.observations and actions in agent_class.actions.split(" or ")
 
 
+WRAPPERS = (  # what turns other observations and other actions into those that agents take
+    "wrap it in gymnasium.wrappers.FlattenObservation, which makes one vector of them",
+    "wrap it in gymnasium.wrappers.TransformAction with a Discrete or one-dimensional Box space",
+)
+
+
 def check_spaces(agent: "Agent") -> None:
     """Raise unless the agent can handle its environment; name an algorithm that can."""
-    found = observation_kind(agent.observation_space), action_kind(agent.action_space)
+    spaces = agent.observation_space, agent.action_space
+    found = observation_kind(spaces[0]), action_kind(spaces[1])
     if fits(type(agent), found):
         return
     fitting = [name for name, agent_class in algorithms().items() if fits(agent_class, found)]
     hint = f"try {' or '.join(fitting)}" if fitting else "no algorithm of this book fits it yet"
-    seen, done = (" ".join(str(s).split()) for s in (agent.observation_space, agent.action_space))
+    hint = next((WRAPPERS[i] for i in range(2) if found[i] == "other"), hint)
+    seen, done = (
+        f"{kind.replace('other', type(space).__name__)} {what} ({' '.join(str(space).split())})"
+        for kind, space, what in zip(found, spaces, ("observations", "actions"), strict=True)
+    )
     raise ValueError(
-        f"{agent.config.env_id!r} has {found[0]} observations ({seen}) and {found[1]} actions "
-        f"({done}), but {agent.name} needs {agent.observations} observations and {agent.actions} "
-        f"actions: {hint}."
+        f"{agent.config.env_id!r} has {seen} and {done}, but {agent.name} needs "
+        f"{agent.observations} observations and {agent.actions} actions: {hint}."
     )
 
 # %%
@@ -483,20 +538,47 @@ def compile_methods(agent: "Agent") -> None:
 # %% [markdown]
 # ## The base class
 #
-# An agent is made from its settings. They name the environment, and the environment has the spaces of
-# observations and actions.
+# An agent is made from its settings. They name the environment, and from the environment the agent needs
+# its **interface**: the spaces of observations and actions, and how many frames a picture stacks. The
+# interface is part of a checkpoint, as [plain data](checkpoint.ipynb). So a trained agent can be loaded and
+# asked for actions on a machine that does not have the simulator. Only `learn` and `evaluate` need that.
 
 # %%
 #| export
-def find_spaces(config: Config) -> tuple[gym.Space, gym.Space]:
-    """Return the spaces of observations and actions of the environment that the settings name."""
+@dataclass(frozen=True)
+class Interface:
+    """What an agent needs to know of its environment."""
+
+    observation_space: gym.Space
+    action_space: gym.Space
+    frame_stack: int = 1
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        spaces = {"observations": self.observation_space, "actions": self.action_space}
+        return {name: plain_space(space) for name, space in spaces.items()} | {
+            "frame_stack": self.frame_stack
+        }
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> "Interface":
+        """Make it from plain data."""
+        observations, actions = (space_from_plain(plain[n]) for n in ("observations", "actions"))
+        return cls(observations, actions, plain["frame_stack"])
+
+
+def find_interface(config: Config) -> Interface:
+    """Return the interface of the environment that the settings name."""
     env = make_env(config.env_id, config.env_kwargs)
+    stacked = env.get_wrapper_attr("frame_stack") if env.has_wrapper_attr("frame_stack") else 1
     env.close()
-    return env.observation_space, env.action_space
+    return Interface(env.observation_space, env.action_space, int(stacked))
 
 # %%
-observation_space, action_space = find_spaces(Config(env_id="CartPole-v1"))
-assert observation_space.shape == (4,) and action_space == gym.spaces.Discrete(2)
+interface = find_interface(Config(env_id="CartPole-v1"))
+assert interface.observation_space.shape == (4,)
+assert interface.action_space == gym.spaces.Discrete(2)
+assert Interface.from_plain(interface.plain()) == interface
 
 # %% [markdown]
 # Now the whole class. It has three groups of methods:
@@ -535,18 +617,24 @@ class Agent(ABC):
 
     def __init_subclass__(cls) -> None:
         if "name" in vars(cls):
-            REGISTRY[cls.name] = cls
+            REGISTRY[algorithm_name(cls)] = cls
 
     def __init__(
-        self, env_id: str | None = None, *, config: Config | None = None, **settings: Any
+        self,
+        env_id: Any = None,
+        *,
+        config: Config | None = None,
+        interface: Interface | None = None,
+        **settings: Any,
     ) -> None:
         if config is None:
             named = {} if env_id is None else {"env_id": env_id}
             config = make_config(self.config_class, {**named, **settings})
         self.config = config
         self.device = find_device(config.device)
-        env_space, self.action_space = find_spaces(config)
-        self.preprocessing = Preprocessing(env_space, config)
+        self.interface = interface or find_interface(config)  # a checkpoint has one
+        self.action_space = self.interface.action_space
+        self.preprocessing = Preprocessing(self.interface.observation_space, config)
         self.observation_space = self.preprocessing.space  # of what `act` and `observe` get
         check_spaces(self)
         self.global_step = 0  # environment steps seen
@@ -593,7 +681,7 @@ class Agent(ABC):
     @classmethod
     def from_config(cls, name: str | os.PathLike[str], **settings: Any) -> Self:
         """Make an agent from a shipped config or a YAML file; keywords override it."""
-        _, stored = gather_settings(os.fspath(name), cls.name)
+        _, stored = gather_settings(os.fspath(name), algorithm_name(cls))
         return cls(config=make_config(cls.config_class, {**stored, **settings}))
 
     def learn(self, steps: int, progress: bool = True) -> "RunResult":
@@ -671,14 +759,19 @@ class Agent(ABC):
             part.load_state_dict(saved)
 
     def checkpoint(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of the agent: its name, its settings and its state."""
+        """Return what a checkpoint holds of the agent: name, settings, interface and state."""
         state = self.state_dict()
         if broken := not_finite(state):
             raise FloatingPointError(f"{broken} is not finite any more, so nothing was saved")
         if not self.config.checkpoint_replay:
             state.pop(REPLAY, None)
-        run = {"run": self.training_state}  # so that a loaded agent can go on where this one is
-        return {"algo": self.name, "config": self.config.model_dump(), "agent": state, **run}
+        return {
+            "algo": algorithm_name(type(self)),
+            "config": self.config.model_dump(),
+            "interface": self.interface.plain(),
+            "agent": state,
+            "run": self.training_state,  # so that a loaded agent can go on where this one is
+        }
 
     # What is copied
 
@@ -821,18 +914,22 @@ def restore(
 ) -> Agent:
     """Make the agent that a checkpoint holds, as a user's own subclass if that is `wanted`."""
     kinds = {"algo": str, "config": dict, "agent": dict}
-    if not all(isinstance(content.get(name), kind) for name, kind in kinds.items()):
-        raise CheckpointError(f"{source} is not an rlbook checkpoint.")
+    try:
+        interface = Interface.from_plain(content["interface"])
+        assert all(isinstance(content[name], kind) for name, kind in kinds.items())
+    except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{source} is not an rlbook checkpoint.") from error
     found = find_algorithm(content["algo"])
     agent_class = wanted if issubclass(wanted, found) and wanted.name == found.name else found
     settings = {**content["config"], "device": device, "run_dir": None}
-    agent = agent_class(config=make_config(agent_class.config_class, settings))
+    config = make_config(agent_class.config_class, settings)
+    agent = agent_class(config=config, interface=interface)
     try:
         agent.load_state_dict(content["agent"])
         run = content.get("run")
         agent.training_state = run if isinstance(run, dict) else None
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{source} does not fit this {agent.name}: {error}") from error
+        raise CheckpointError(f"{source} does not fit this {agent_class.name}: {error}") from error
     return agent
 
 

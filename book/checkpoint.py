@@ -41,7 +41,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 # %% tags=["hide-input"]
 import json
@@ -51,7 +54,6 @@ import tempfile
 from unittest import mock
 
 import matplotlib.pyplot as plt
-import numpy as np
 
 import rlbook.checkpoint as finished  # the module that this chapter exports
 from rlbook.figures import PALETTE, use_style
@@ -488,6 +490,64 @@ print(refusal(gift + TRAILER + hashlib.sha256(gift).hexdigest().encode()))
 assert not (folder / "I was here").exists()
 
 # %% [markdown]
+# ## Spaces as plain data
+#
+# An agent knows the spaces of its observations and actions, and they belong into its checkpoint. A space of
+# Gymnasium is an object of a class, which `weights_only` refuses. So it is written as its kind and numbers. By
+# hand: `Discrete(3, start=1)` is `{"kind": "Discrete", "n": 3, "start": 1}`.
+
+# %%
+#| export
+def plain_space(space: gym.Space) -> dict[str, Any]:
+    """Write a space as tensors, numbers and text."""
+    kind = type(space).__name__
+    match space:
+        case Discrete():
+            return {"kind": kind, "n": int(space.n), "start": int(space.start)}
+        case Box():
+            bounds = {"low": torch.as_tensor(space.low), "high": torch.as_tensor(space.high)}
+            return {"kind": kind, "dtype": str(space.dtype), **bounds}
+        case MultiDiscrete():
+            return {"kind": kind, "nvec": torch.as_tensor(space.nvec)}
+        case MultiBinary():
+            return {"kind": kind, "shape": list(space.shape)}
+        case Tuple():
+            return {"kind": kind, "spaces": [plain_space(part) for part in space.spaces]}
+        case Dict():
+            return {"kind": kind, "spaces": {k: plain_space(v) for k, v in space.spaces.items()}}
+    raise ValueError(f"A checkpoint cannot hold the space {space}.")
+
+
+def space_from_plain(plain: dict[str, Any]) -> gym.Space:
+    """Make a space again from what `plain_space` returned."""
+    match plain["kind"]:
+        case "Discrete":
+            return Discrete(plain["n"], start=plain["start"])
+        case "Box":
+            low, high = (plain[name].cpu().numpy() for name in ("low", "high"))
+            return Box(low, high, dtype=np.dtype(plain["dtype"]).type)
+        case "MultiDiscrete":
+            return MultiDiscrete(plain["nvec"].cpu().numpy())
+        case "MultiBinary":
+            return MultiBinary(plain["shape"])
+        case "Tuple":
+            return Tuple([space_from_plain(part) for part in plain["spaces"]])
+        case "Dict":
+            return Dict({name: space_from_plain(part) for name, part in plain["spaces"].items()})
+    raise CheckpointError(f"A checkpoint of this version holds no space of kind {plain['kind']!r}.")
+
+# %%
+assert plain_space(Discrete(3, start=1)) == {"kind": "Discrete", "n": 3, "start": 1}
+for space in (
+    Discrete(3, start=1),
+    Box(-np.inf, 2.0, (4,)),
+    Box(0, 255, (3, 8, 8), np.uint8),
+    Dict({"pair": Tuple([MultiDiscrete([2, 3]), MultiBinary([2, 2])])}),
+):
+    write_checkpoint(folder / "space.pt", plain_space(space))
+    assert space_from_plain(read_checkpoint(folder / "space.pt")) == space
+
+# %% [markdown]
 # ## Keeping the last two
 #
 # A file can be damaged long after it was written, so we keep the checkpoint before it as well. The file
@@ -577,9 +637,9 @@ with warnings.catch_warnings():
 # - The checksum finds accidents. It does not prove who wrote the file (exercise 3).
 # - `weights_only` protects you from code, not from a bad agent. Its promise holds from torch 2.6 on; in
 #   older versions it could be broken (CVE-2025-32434).
-# - Reading a checkpoint runs nothing. But `rlbook.load` then makes the environment that the settings
-#   name, and `module:Name-v0` imports a module of that name if you have one. If you do not trust the
-#   source, look at `read_checkpoint(path)["config"]` first.
+# - Reading a checkpoint runs nothing. But an algorithm `module:name` makes `rlbook.load` import a module of
+#   that name if you have one, and `learn` and `evaluate` do so for an environment. If you do not trust the
+#   source, look at `read_checkpoint(path)["algo"]` and `["config"]` first.
 # - A new checkpoint is written before an old one is deleted, so the disk needs space for three.
 # - Some disks report a sync as done before it is. Against a power cut no program can do better than its
 #   disk.

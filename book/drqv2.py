@@ -55,7 +55,7 @@ from torch import Tensor, nn
 
 from rlbook.agent import Agent, Metrics, Transition, UpdateResult
 from rlbook.dqn import MLP, check_shapes, polyak_update
-from rlbook.envs import derive_seed, make_env
+from rlbook.envs import derive_seed
 from rlbook.pixels import FrameReplay
 from rlbook.replay import Batch, ReplayConfig, to_batch
 from rlbook.run import RunResult, train
@@ -63,6 +63,8 @@ from rlbook.sac import ActionScale, check_bounds
 from rlbook.settings import Config
 
 # %% tags=["hide-input"]
+from rlbook.agent import find_interface
+from rlbook.envs import make_env
 from rlbook.figures import draw_parts, filmstrip
 from rlbook.sac import SAC
 
@@ -70,7 +72,7 @@ from rlbook.sac import SAC
 # | | |
 # |---|---|
 # | Papers | Yarats et al. 2021 (DrQ-v2); Kostrikov et al. 2021 (DrQ, the first version); Lillicrap et al. 2016 (DDPG); Fujimoto et al. 2018 (TD3) |
-# | Observations | images of bytes, channels first |
+# | Observations | images of bytes |
 # | Actions | continuous, with finite bounds |
 # | Learning | off-policy, from replay |
 # | Same as [SAC](sac.ipynb) | two critics, the smaller value in the target, Polyak averages, actions scaled to the bounds |
@@ -504,7 +506,7 @@ class DrQv2Config(ReplayConfig):
 
     env_id: str = Field(
         default="rlbook/PointReach-v0",
-        description="Gymnasium id; `module:Name-v0` imports the module first.",
+        description="Gymnasium id, `module:Name-v0`, or `module:function` that makes one.",
     )
     encoder: Literal["small", "nature"] = Field(
         default="small", description="Convolutions: small, or those of Mnih et al. 2015."
@@ -553,24 +555,19 @@ class DrQv2Config(ReplayConfig):
 # %% [markdown]
 # ## What the environment must offer
 #
-# Observations must be images of bytes with the channels first, and not too small for the encoder. And if
-# the environment stacks frames, the [replay buffer](pixels.ipynb) has to know how many, so that it stores
-# each once: the wrapper `FrameStack` says so.
+# Observations must be images of bytes, and not too small for the encoder. (Where the channels come last,
+# they are [moved to the front](preprocess.ipynb).) And if the environment stacks frames, the
+# [replay buffer](pixels.ipynb) has to know how many, so that it stores each once: the wrapper `FrameStack`
+# says so.
 
 # %%
 #| export
 def check_images(env_id: str, space: gym.Space) -> None:
-    """Raise unless observations are images of bytes, channels first."""
-    shape = space.shape or ()
+    """Raise unless observations are images of bytes."""
     if space.dtype != np.uint8:
         raise ValueError(
             f"{env_id!r} has images of {space.dtype}, but drqv2 needs bytes (uint8) from 0 to 255: "
             "convert them with gymnasium.wrappers.TransformObservation."
-        )
-    if shape[0] > shape[2]:
-        raise ValueError(
-            f"{env_id!r} has images of the shape {shape}, but drqv2 needs the channels first: use "
-            f"'rlbook/Pixels-v0' with the env_kwargs {{'env_id': {env_id!r}}}."
         )
 
 
@@ -584,17 +581,9 @@ def check_image_size(env_id: str, space: gym.Space, encoder: str) -> None:
             f"encoder {encoder!r} can take is {smallest} x {smallest}."
         )
 
-
-def find_frame_stack(config: Config) -> int:
-    """Return how many frames the environment stacks, 1 if it does not say."""
-    env = make_env(config.env_id, config.env_kwargs)
-    found = env.get_wrapper_attr("frame_stack") if env.has_wrapper_attr("frame_stack") else 1
-    env.close()
-    return int(found)
-
 # %%
-assert find_frame_stack(DrQv2Config(env_id="rlbook/PointReach-v0")) == 1
-assert find_frame_stack(DrQv2Config(env_id="rlbook/PendulumPixels-v0")) == 3
+assert find_interface(DrQv2Config(env_id="rlbook/PointReach-v0")).frame_stack == 1
+assert find_interface(DrQv2Config(env_id="rlbook/PendulumPixels-v0")).frame_stack == 3
 try:
     check_image_size("rlbook/PointReach-v0", gym.spaces.Box(0, 255, (3, 24, 24), np.uint8), "nature")
 except ValueError as error:
@@ -658,7 +647,7 @@ class DrQv2(Agent):
             config.buffer_size,
             images,
             gym.spaces.Box(-1, 1, actions.shape),
-            frame_stack=find_frame_stack(config),
+            frame_stack=self.interface.frame_stack,
             n_step=config.n_step,
             gamma=config.gamma,
             num_envs=config.num_envs,

@@ -36,23 +36,28 @@
 #| export
 import copy
 import difflib
+import functools
 import hashlib
 import importlib
+import os
+import signal
+import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.spaces import Box, Discrete
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from scipy.special import stdtrit
 
 # %% tags=["hide-input"]
 import itertools
-import os
+import time
 
 import matplotlib.pyplot as plt
 
@@ -137,24 +142,42 @@ assert nearest("Pong", ["CartPole-v1", "Acrobot-v1"]) == ""
 
 # %% [markdown]
 # `make_env` makes an environment from an id and its keywords. An id may start with a module, as in
-# `my_envs:Grid-v0`. Then that module is imported first, so that Gymnasium gets to know its
-# environments. Whatever goes wrong becomes a `ValueError` that says what to do; you can skip the
-# branches, which only choose the message.
+# `my_envs:Grid-v0`. Then that module is imported first, so that Gymnasium gets to know its environments. What
+# follows the colon may also be a class or a function of the module: `my_envs:make_grid` is called to make one,
+# with all the wrappers that you like. Whatever goes wrong becomes a `ValueError` that says what
+# to do; you can skip the branches, which only choose the message.
 
 # %%
 #| export
+MAKERS: dict[str, Callable[..., gym.Env]] = {}  # those of this process that nobody can import
+
+
+def find_maker(env_id: str) -> Callable[..., gym.Env]:
+    """Return what makes an environment: a function or class of a module, or Gymnasium's `make`."""
+    if env_id in MAKERS:
+        return MAKERS[env_id]
+    module, _, name = env_id.rpartition(":")
+    if module and module != "local":
+        found = getattr(importlib.import_module(module), name, None)
+        if callable(found):
+            return found
+    if module in ("local", "__main__"):
+        raise ValueError(
+            f"Environment {env_id!r} was defined inside another program: move what makes it to a "
+            f"module of its own, and name it `module:{name}`."
+        )
+    return functools.partial(gym.make, name)
+
+
 def make_env(
     env_id: str, env_kwargs: dict[str, Any] | None = None, render_mode: str | None = None
 ) -> gym.Env:
-    """Make one environment from a Gymnasium id (`module:Name-v0` imports the module first)."""
-    module, _, name = env_id.rpartition(":")
-    kwargs = dict(env_kwargs or {})
+    """Make one environment: `Name-v0`, `module:Name-v0`, or `module:function` that makes it."""
+    name, kwargs = env_id.rpartition(":")[2], dict(env_kwargs or {})
     if render_mode is not None:  # an environment without rendering need not know the keyword
         kwargs["render_mode"] = render_mode
     try:
-        if module:
-            importlib.import_module(module)
-        return gym.make(name, **kwargs)
+        env = find_maker(env_id)(**kwargs)
     except ModuleNotFoundError as error:
         what = f"needs the module {error.name!r}, which is not installed or not on the path"
         raise ValueError(f"Environment {env_id!r} {what}.") from error
@@ -169,9 +192,12 @@ def make_env(
     except Exception as error:
         reason = str(error).partition(" was raised from the environment creator")[0]
         what = f"cannot be made: {type(error).__name__}: {reason}"
-        if env_kwargs:
-            what = f"does not take the env_kwargs {env_kwargs}: {reason}"
+        if kwargs:
+            what = f"does not take the env_kwargs {kwargs}: {reason}"
         raise ValueError(f"Environment {env_id!r} {what}.") from error
+    if not isinstance(env, gym.Env):
+        raise ValueError(f"{env_id!r} made a {type(env).__name__}, which is no gymnasium.Env.")
+    return env
 
 # %%
 assert make_env("CartPole-v1").observation_space.shape == (4,)
@@ -181,6 +207,70 @@ for wrong, kwargs in (("CartPool-v1", {}), ("my_envs:Grid-v0", {}), ("CartPole-v
         make_env(wrong, kwargs)
     except ValueError as error:
         print(error)
+
+# %% [markdown]
+# In Python you need not name anything. `DQN(make_grid)`, `DQN(Grid)` and `DQN(env)` work as well, and
+# `name_env` finds the name for the settings. A class or a function of a module has one that other processes can
+# import, and so has an instance that `gym.make` made without keywords. Anything else gets a name that is good
+# in this process alone: a lambda, a function inside a function, an instance with wrappers around it. Several
+# copies of an environment are needed, at least one to learn in and one to be evaluated in, so an instance must
+# be one that can be copied.
+
+# %%
+#| export
+def name_env(env: Any) -> str:
+    """Return the `env_id` of an environment that is given as a class, a function or an instance."""
+    if isinstance(env, gym.Env):
+        spec = env.spec
+        if spec is not None and spec.id in gym.registry and spec == gym.spec(spec.id):
+            return spec.id
+        return keep_maker(type(env.unwrapped).__name__, copier(env))
+    if not callable(env):
+        raise ValueError(
+            "An environment is a Gymnasium id, an instance, or a class or function that makes one, "
+            f"not {env!r}."
+        )
+    module, name = getattr(env, "__module__", ""), getattr(env, "__qualname__", "maker")
+    if getattr(sys.modules.get(module), name, None) is env:
+        return f"{module}:{name}"
+    return keep_maker(name, env)
+
+
+def keep_maker(name: str, maker: Callable[..., gym.Env]) -> str:
+    """Keep a maker that nobody can import under a name that is free in this process."""
+    same = (f"local:{name}" + (f"-{i}" if i else "") for i in range(len(MAKERS) + 1))
+    env_id = next(free for free in same if MAKERS.get(free, maker) is maker)
+    MAKERS[env_id] = maker
+    return env_id
+
+
+def copier(env: gym.Env) -> Callable[[], gym.Env]:
+    """Return a function that makes environments like this one, by copying or from its spec."""
+    makers = [functools.partial(copy.deepcopy, env)]
+    if env.spec is not None:
+        makers.append(functools.partial(gym.make, env.spec))
+    for maker in makers:
+        with suppress(Exception):  # what a simulator raises when it is copied is anybody's guess
+            maker().close()
+            return maker
+    raise ValueError(
+        f"{env} cannot be copied, and an agent needs several: give a function that makes one."
+    )
+
+# %%
+def make_short(limit: int = 7) -> gym.Env:
+    """Make a CartPole with a time limit of its own."""
+    return gym.wrappers.TimeLimit(CartPoleEnv(), limit)
+
+
+for given in (make_short, CartPoleEnv, gym.make("CartPole-v1"), make_short(), lambda: make_short(3)):
+    env_id = name_env(given)
+    print(f"{env_id:55} {make_env(env_id).action_space}")
+assert make_env(name_env(make_short), {"limit": 3}) is not make_env(name_env(make_short), {"limit": 3})
+try:
+    make_env("local:make_long")  # as another process sees it
+except ValueError as error:
+    print(error)
 
 # %% [markdown]
 # ## Seeds
@@ -472,7 +562,8 @@ assert same_step.count((0.0, 1.0, -1.0, True)) == 2
 #
 # So every agent of this book uses two small functions. The first makes the vector environment in this mode.
 # Each copy is wrapped in a `KeepLast`, which copies the last observation: some environments return the same
-# array at each step, and the reset would overwrite it.
+# array at each step, and the reset would overwrite it. `CheckShapes` answers a mistake in an environment of your
+# own with a sentence, where NumPy might stretch one number over a whole observation without a word.
 
 # %%
 #| export
@@ -487,25 +578,72 @@ class KeepLast(gym.Wrapper[Any, Any, Any, Any]):
         return obs, reward, terminated, truncated, info
 
 
+def one_number(reward: Any) -> float:
+    """Return a reward as a float, or say that it is none."""
+    value = np.asarray(reward)
+    if value.size != 1 or value.dtype.kind not in "fiub":
+        what = f"the reward {reward!r}, which is not one number"
+        raise ValueError(f"The environment returned {what}.")
+    return float(value.item())
+
+
+class CheckShapes(gym.Wrapper[Any, Any, Any, Any]):
+    """Raises when an observation or a reward has not the shape that it should have."""
+
+    def check(self, obs: Any) -> None:
+        """Compare the shape of an observation with its space."""
+        shape = self.observation_space.shape
+        if shape is not None and np.shape(obs) != shape:
+            raise ValueError(
+                f"The environment returned an observation of the shape {np.shape(obs)}, but its "
+                f"space says {shape}."
+            )
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        """Start an episode."""
+        obs, info = self.env.reset(**options)
+        self.check(obs)
+        return obs, info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Take a step."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self.check(obs)
+        return obs, one_number(reward), terminated, truncated, info
+
+
 def make_vector_env(
-    env_id: str, num_envs: int, env_kwargs: dict[str, Any] | None = None
-) -> SyncVectorEnv:
+    env_id: str,
+    num_envs: int,
+    env_kwargs: dict[str, Any] | None = None,
+    vectorize: Literal["sync", "async"] = "sync",
+) -> SyncVectorEnv | AsyncVectorEnv:
     """Make `num_envs` copies that step together and reset within the step that ends an episode."""
-    makers = [lambda: KeepLast(make_env(env_id, env_kwargs))] * num_envs
-    return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+    learner, maker = os.getpid(), MAKERS.get(env_id)
 
-# %%
-envs = make_vector_env("rlbook/TwoStep-v0", num_envs=3)
-obs, _ = envs.reset(seed=[0, 1, 2])
-assert obs.shape == (3, 1) and envs.metadata["autoreset_mode"] == AutoresetMode.SAME_STEP
+    def make() -> gym.Env:
+        if os.getpid() != learner:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that learns decides
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            MAKERS.update({env_id: maker} if maker else {})
+        return KeepLast(CheckShapes(make_env(env_id, env_kwargs)))
 
-# %% [markdown]
-# The second puts the last observations back. By hand: two environments return the observations (5, 6). The
-# episode of the second has just ended with the observation 9, and 6 is the first observation of its next
-# episode. So the true next observations are (5, 9).
+    kind: Any = SyncVectorEnv if vectorize == "sync" else AsyncVectorEnv
+    return kind([make] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
-# %%
-#| export
+
+def close_vector_env(envs: SyncVectorEnv | AsyncVectorEnv) -> None:
+    """Close all environments, and end their processes if one of them is gone already."""
+    try:
+        envs.close()
+    except (EOFError, ConnectionError):
+        assert isinstance(envs, AsyncVectorEnv)
+        envs.closed = True
+        for process in envs.processes:
+            process.terminate()
+            process.join()
+
+
 def true_next_obs(next_obs: np.ndarray, infos: dict[str, Any]) -> np.ndarray:
     """Replace the first observation of a new episode by the last one of the episode before it."""
     if "final_obs" not in infos:
@@ -529,6 +667,42 @@ for _ in range(4):
     obs = after  # the agent acts next on the first observation of the new episode
 show(stored)
 assert stored == [(-1.0, 0.0, 0.0, False), (0.0, 1.0, 1.0, True)] * 2
+
+# %% [markdown]
+# ### Processes for slow simulators
+#
+# The copies of a `SyncVectorEnv` step one after the other. A simulator that takes milliseconds for a step makes
+# the agent wait for the sum. With `vectorize="async"` (`vectorize: async` in the settings) each copy has a process of
+# its own, and the agent waits for the slowest. Sending observations to and fro costs a fraction of a
+# millisecond, so for CartPole this is slower, and for a slow simulator almost `num_envs` times as fast:
+
+
+# %%
+class Slow(CartPoleEnv):
+    """CartPole whose step takes five milliseconds."""
+
+    def step(self, action: int) -> Any:
+        """Take a nap and a step."""
+        time.sleep(0.005)
+        return super().step(action)
+
+
+def speed(num_envs: int, vectorize: str) -> float:
+    """Measure environment steps per second."""
+    envs = make_vector_env(name_env(Slow), num_envs, vectorize=vectorize)
+    envs.reset(seed=0)
+    moments = [time.perf_counter()]
+    for _ in range(100):
+        envs.step(np.zeros(num_envs, dtype=np.int64))
+        moments.append(time.perf_counter())
+    envs.close()
+    return num_envs / np.quantile(np.diff(moments), 0.1)  # others may use the machine, too
+
+
+speeds = {(n, kind): speed(n, kind) for n, kind in ((1, "sync"), (4, "sync"), (4, "async"))}
+for (number, kind), found in speeds.items():
+    print(f"{number} {kind:5}  {found:4.0f} steps per second")
+assert speeds[4, "async"] > 2 * speeds[1, "sync"]
 
 # %% [markdown]
 # ## Only `terminated` stops bootstrapping
@@ -1108,8 +1282,7 @@ assert set(successes) == {0.5} and evaluate(remember, mazes, seed=0).mean == 1
 # still. That pays 0, and the episode is truncated after $6 \cdot \text{length} + 10$ steps, more than
 # twice what a random policy needs on average.
 #
-# - The environments of a vector step one after the other in one process. A slow simulator would be faster with
-#   several processes, which this book does not use.
+# - Evaluations step their environments one after the other in one process, with `vectorize: async` too.
 # - `evaluate` waits for its longest episode, and calls the policy for ended episodes too.
 # - A seed fixes an episode only if the environment uses its own generator and nothing else, such as the clock.
 

@@ -9,8 +9,10 @@ __all__ = [
     "UnreadableError",
     "check_plain",
     "explain_failure",
+    "plain_space",
     "read_checkpoint",
     "reason",
+    "space_from_plain",
     "sync_directory",
     "verify_checksum",
     "write_checkpoint",
@@ -28,7 +30,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import torch
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 
 # %% book/checkpoint.py · A checksum
 TRAILER = b"rlbook-sha256:"  # the file ends with this and 64 hexadecimal digits
@@ -154,6 +159,46 @@ def read_checkpoint(path: Path, device: str = "cpu") -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} is not an rlbook checkpoint.")
     return content
+
+
+# %% book/checkpoint.py · Spaces as plain data
+def plain_space(space: gym.Space) -> dict[str, Any]:
+    """Write a space as tensors, numbers and text."""
+    kind = type(space).__name__
+    match space:
+        case Discrete():
+            return {"kind": kind, "n": int(space.n), "start": int(space.start)}
+        case Box():
+            bounds = {"low": torch.as_tensor(space.low), "high": torch.as_tensor(space.high)}
+            return {"kind": kind, "dtype": str(space.dtype), **bounds}
+        case MultiDiscrete():
+            return {"kind": kind, "nvec": torch.as_tensor(space.nvec)}
+        case MultiBinary():
+            return {"kind": kind, "shape": list(space.shape)}
+        case Tuple():
+            return {"kind": kind, "spaces": [plain_space(part) for part in space.spaces]}
+        case Dict():
+            return {"kind": kind, "spaces": {k: plain_space(v) for k, v in space.spaces.items()}}
+    raise ValueError(f"A checkpoint cannot hold the space {space}.")
+
+
+def space_from_plain(plain: dict[str, Any]) -> gym.Space:
+    """Make a space again from what `plain_space` returned."""
+    match plain["kind"]:
+        case "Discrete":
+            return Discrete(plain["n"], start=plain["start"])
+        case "Box":
+            low, high = (plain[name].cpu().numpy() for name in ("low", "high"))
+            return Box(low, high, dtype=np.dtype(plain["dtype"]).type)
+        case "MultiDiscrete":
+            return MultiDiscrete(plain["nvec"].cpu().numpy())
+        case "MultiBinary":
+            return MultiBinary(plain["shape"])
+        case "Tuple":
+            return Tuple([space_from_plain(part) for part in plain["spaces"]])
+        case "Dict":
+            return Dict({name: space_from_plain(part) for name, part in plain["spaces"].items()})
+    raise CheckpointError(f"A checkpoint of this version holds no space of kind {plain['kind']!r}.")
 
 
 # %% book/checkpoint.py · Keeping the last two

@@ -142,8 +142,14 @@ def help_text() -> str:
 @command("list", "rlbook list")
 def list_command(parser: Parser, arguments: list[str]) -> int:
     """List the algorithms and the configs that come with them."""
-    parser.parse(arguments)
-    for name, agent_class in rlbook.ALGORITHMS.items():
+    parser.add_argument("modules", nargs="*", help="modules with algorithms of your own")
+    options = parser.parse(arguments)
+    from rlbook.agent import own_algorithms
+
+    known = dict(rlbook.ALGORITHMS)
+    for module in options.modules:
+        known |= own_algorithms(module)
+    for name, agent_class in known.items():
         configs = [key.split("/")[1] for key in shipped_configs() if key.startswith(f"{name}/")]
         fits = f"{agent_class.observations} observations, {agent_class.actions} actions"
         print(f"{name:8} {(agent_class.__doc__ or '').splitlines()[0]}")
@@ -436,6 +442,7 @@ def sweep_command(parser: Parser, arguments: list[str]) -> int:
     where = "JSON of all curves [result.json in the directory of the sweep]"
     parser.add_argument("--out", metavar="FILE", help=where)
     agent_class, settings, options = parse_training(parser, arguments)
+    from rlbook.agent import algorithm_name
     from rlbook.sweep import grid, sweep
 
     variants = settings.pop("variants") or {} if "variants" in settings else None
@@ -452,7 +459,7 @@ def sweep_command(parser: Parser, arguments: list[str]) -> int:
         seeds = list(range(first, first + seeds))
     directory = Config(run_dir=settings.pop("run_dir", None)).run_dir
     sweep(
-        agent_class.name,
+        algorithm_name(agent_class),
         settings,
         variants=grid(options.vary) if options.vary else variants,
         seeds=seeds,

@@ -13,7 +13,6 @@ __all__ = [
     "check_images",
     "drqv2_actor_loss",
     "drqv2_critic_loss",
-    "find_frame_stack",
     "noise_std",
     "noisy_action",
     "random_shift",
@@ -35,7 +34,7 @@ from torch import Tensor, nn
 
 from rlbook.agent import Agent, Metrics, Transition, UpdateResult
 from rlbook.dqn import MLP, check_shapes, polyak_update
-from rlbook.envs import derive_seed, make_env
+from rlbook.envs import derive_seed
 from rlbook.pixels import FrameReplay
 from rlbook.replay import Batch, ReplayConfig, to_batch
 from rlbook.run import RunResult, train
@@ -203,7 +202,7 @@ class DrQv2Config(ReplayConfig):
 
     env_id: str = Field(
         default="rlbook/PointReach-v0",
-        description="Gymnasium id; `module:Name-v0` imports the module first.",
+        description="Gymnasium id, `module:Name-v0`, or `module:function` that makes one.",
     )
     encoder: Literal["small", "nature"] = Field(
         default="small", description="Convolutions: small, or those of Mnih et al. 2015."
@@ -252,17 +251,11 @@ class DrQv2Config(ReplayConfig):
 
 # %% book/drqv2.py · What the environment must offer
 def check_images(env_id: str, space: gym.Space) -> None:
-    """Raise unless observations are images of bytes, channels first."""
-    shape = space.shape or ()
+    """Raise unless observations are images of bytes."""
     if space.dtype != np.uint8:
         raise ValueError(
             f"{env_id!r} has images of {space.dtype}, but drqv2 needs bytes (uint8) from 0 to 255: "
             "convert them with gymnasium.wrappers.TransformObservation."
-        )
-    if shape[0] > shape[2]:
-        raise ValueError(
-            f"{env_id!r} has images of the shape {shape}, but drqv2 needs the channels first: use "
-            f"'rlbook/Pixels-v0' with the env_kwargs {{'env_id': {env_id!r}}}."
         )
 
 
@@ -275,14 +268,6 @@ def check_image_size(env_id: str, space: gym.Space, encoder: str) -> None:
             f"{env_id!r} has images of {height} x {width} pixels, but the smallest that the "
             f"encoder {encoder!r} can take is {smallest} x {smallest}."
         )
-
-
-def find_frame_stack(config: Config) -> int:
-    """Return how many frames the environment stacks, 1 if it does not say."""
-    env = make_env(config.env_id, config.env_kwargs)
-    found = env.get_wrapper_attr("frame_stack") if env.has_wrapper_attr("frame_stack") else 1
-    env.close()
-    return int(found)
 
 
 # %% book/drqv2.py · The whole algorithm at a glance
@@ -323,7 +308,7 @@ class DrQv2(Agent):
             config.buffer_size,
             images,
             gym.spaces.Box(-1, 1, actions.shape),
-            frame_stack=find_frame_stack(config),
+            frame_stack=self.interface.frame_stack,
             n_step=config.n_step,
             gamma=config.gamma,
             num_envs=config.num_envs,

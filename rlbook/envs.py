@@ -2,7 +2,9 @@
 
 __all__ = [
     "EVALUATION_ENVS",
+    "MAKERS",
     "ActionReward",
+    "CheckShapes",
     "ConstantReward",
     "Evaluation",
     "KeepLast",
@@ -13,13 +15,19 @@ __all__ = [
     "Probe",
     "TMaze",
     "TwoStep",
+    "close_vector_env",
+    "copier",
     "derive_seed",
     "draw_maze",
     "evaluate",
+    "find_maker",
+    "keep_maker",
     "make_env",
     "make_vector_env",
     "mean_interval",
+    "name_env",
     "nearest",
+    "one_number",
     "register_env",
     "true_next_obs",
 ]
@@ -27,18 +35,23 @@ __all__ = [
 # %% book/envs.py · Environments
 import copy
 import difflib
+import functools
 import hashlib
 import importlib
+import os
+import signal
+import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.spaces import Box, Discrete
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from scipy.special import stdtrit
 
 
@@ -49,18 +62,35 @@ def nearest(name: str, known: Sequence[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
+MAKERS: dict[str, Callable[..., gym.Env]] = {}  # those of this process that nobody can import
+
+
+def find_maker(env_id: str) -> Callable[..., gym.Env]:
+    """Return what makes an environment: a function or class of a module, or Gymnasium's `make`."""
+    if env_id in MAKERS:
+        return MAKERS[env_id]
+    module, _, name = env_id.rpartition(":")
+    if module and module != "local":
+        found = getattr(importlib.import_module(module), name, None)
+        if callable(found):
+            return found
+    if module in ("local", "__main__"):
+        raise ValueError(
+            f"Environment {env_id!r} was defined inside another program: move what makes it to a "
+            f"module of its own, and name it `module:{name}`."
+        )
+    return functools.partial(gym.make, name)
+
+
 def make_env(
     env_id: str, env_kwargs: dict[str, Any] | None = None, render_mode: str | None = None
 ) -> gym.Env:
-    """Make one environment from a Gymnasium id (`module:Name-v0` imports the module first)."""
-    module, _, name = env_id.rpartition(":")
-    kwargs = dict(env_kwargs or {})
+    """Make one environment: `Name-v0`, `module:Name-v0`, or `module:function` that makes it."""
+    name, kwargs = env_id.rpartition(":")[2], dict(env_kwargs or {})
     if render_mode is not None:  # an environment without rendering need not know the keyword
         kwargs["render_mode"] = render_mode
     try:
-        if module:
-            importlib.import_module(module)
-        return gym.make(name, **kwargs)
+        env = find_maker(env_id)(**kwargs)
     except ModuleNotFoundError as error:
         what = f"needs the module {error.name!r}, which is not installed or not on the path"
         raise ValueError(f"Environment {env_id!r} {what}.") from error
@@ -75,9 +105,52 @@ def make_env(
     except Exception as error:
         reason = str(error).partition(" was raised from the environment creator")[0]
         what = f"cannot be made: {type(error).__name__}: {reason}"
-        if env_kwargs:
-            what = f"does not take the env_kwargs {env_kwargs}: {reason}"
+        if kwargs:
+            what = f"does not take the env_kwargs {kwargs}: {reason}"
         raise ValueError(f"Environment {env_id!r} {what}.") from error
+    if not isinstance(env, gym.Env):
+        raise ValueError(f"{env_id!r} made a {type(env).__name__}, which is no gymnasium.Env.")
+    return env
+
+
+def name_env(env: Any) -> str:
+    """Return the `env_id` of an environment that is given as a class, a function or an instance."""
+    if isinstance(env, gym.Env):
+        spec = env.spec
+        if spec is not None and spec.id in gym.registry and spec == gym.spec(spec.id):
+            return spec.id
+        return keep_maker(type(env.unwrapped).__name__, copier(env))
+    if not callable(env):
+        raise ValueError(
+            "An environment is a Gymnasium id, an instance, or a class or function that makes one, "
+            f"not {env!r}."
+        )
+    module, name = getattr(env, "__module__", ""), getattr(env, "__qualname__", "maker")
+    if getattr(sys.modules.get(module), name, None) is env:
+        return f"{module}:{name}"
+    return keep_maker(name, env)
+
+
+def keep_maker(name: str, maker: Callable[..., gym.Env]) -> str:
+    """Keep a maker that nobody can import under a name that is free in this process."""
+    same = (f"local:{name}" + (f"-{i}" if i else "") for i in range(len(MAKERS) + 1))
+    env_id = next(free for free in same if MAKERS.get(free, maker) is maker)
+    MAKERS[env_id] = maker
+    return env_id
+
+
+def copier(env: gym.Env) -> Callable[[], gym.Env]:
+    """Return a function that makes environments like this one, by copying or from its spec."""
+    makers = [functools.partial(copy.deepcopy, env)]
+    if env.spec is not None:
+        makers.append(functools.partial(gym.make, env.spec))
+    for maker in makers:
+        with suppress(Exception):  # what a simulator raises when it is copied is anybody's guess
+            maker().close()
+            return maker
+    raise ValueError(
+        f"{env} cannot be copied, and an agent needs several: give a function that makes one."
+    )
 
 
 # %% book/envs.py · Seeds
@@ -196,12 +269,70 @@ class KeepLast(gym.Wrapper[Any, Any, Any, Any]):
         return obs, reward, terminated, truncated, info
 
 
+def one_number(reward: Any) -> float:
+    """Return a reward as a float, or say that it is none."""
+    value = np.asarray(reward)
+    if value.size != 1 or value.dtype.kind not in "fiub":
+        what = f"the reward {reward!r}, which is not one number"
+        raise ValueError(f"The environment returned {what}.")
+    return float(value.item())
+
+
+class CheckShapes(gym.Wrapper[Any, Any, Any, Any]):
+    """Raises when an observation or a reward has not the shape that it should have."""
+
+    def check(self, obs: Any) -> None:
+        """Compare the shape of an observation with its space."""
+        shape = self.observation_space.shape
+        if shape is not None and np.shape(obs) != shape:
+            raise ValueError(
+                f"The environment returned an observation of the shape {np.shape(obs)}, but its "
+                f"space says {shape}."
+            )
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        """Start an episode."""
+        obs, info = self.env.reset(**options)
+        self.check(obs)
+        return obs, info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Take a step."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self.check(obs)
+        return obs, one_number(reward), terminated, truncated, info
+
+
 def make_vector_env(
-    env_id: str, num_envs: int, env_kwargs: dict[str, Any] | None = None
-) -> SyncVectorEnv:
+    env_id: str,
+    num_envs: int,
+    env_kwargs: dict[str, Any] | None = None,
+    vectorize: Literal["sync", "async"] = "sync",
+) -> SyncVectorEnv | AsyncVectorEnv:
     """Make `num_envs` copies that step together and reset within the step that ends an episode."""
-    makers = [lambda: KeepLast(make_env(env_id, env_kwargs))] * num_envs
-    return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+    learner, maker = os.getpid(), MAKERS.get(env_id)
+
+    def make() -> gym.Env:
+        if os.getpid() != learner:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that learns decides
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            MAKERS.update({env_id: maker} if maker else {})
+        return KeepLast(CheckShapes(make_env(env_id, env_kwargs)))
+
+    kind: Any = SyncVectorEnv if vectorize == "sync" else AsyncVectorEnv
+    return kind([make] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+def close_vector_env(envs: SyncVectorEnv | AsyncVectorEnv) -> None:
+    """Close all environments, and end their processes if one of them is gone already."""
+    try:
+        envs.close()
+    except (EOFError, ConnectionError):
+        assert isinstance(envs, AsyncVectorEnv)
+        envs.closed = True
+        for process in envs.processes:
+            process.terminate()
+            process.join()
 
 
 def true_next_obs(next_obs: np.ndarray, infos: dict[str, Any]) -> np.ndarray:

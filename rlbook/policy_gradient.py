@@ -131,11 +131,10 @@ def gae(
             shapes = f"{tuple(tensor.shape)} and {tuple(reward.shape)}"
             raise ValueError(f"{name} and reward must both be (time, envs), not {shapes}.")
     td_error = reward + gamma * next_value * ~terminated - value
-    goes_on = ~(terminated | ended)
     advantage = torch.zeros_like(td_error)
     following = torch.zeros_like(td_error[0])  # the advantage one step later
     for t in reversed(range(len(td_error))):
-        following = td_error[t] + gamma * gae_lambda * following * goes_on[t]
+        following = td_error[t] + gamma * gae_lambda * following * ~ended[t]
         advantage[t] = following
     return advantage
 

@@ -15,6 +15,7 @@ __all__ = [
     "check_resumable",
     "crosses",
     "environments_of",
+    "lost_process",
     "resume",
     "tensorboard_class",
     "train",
@@ -33,8 +34,8 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -52,6 +53,7 @@ from rlbook.agent import (
     Agent,
     Metrics,
     Transition,
+    algorithm_name,
     find_algorithm,
     torch_for_learning,
 )
@@ -59,6 +61,7 @@ from rlbook.checkpoint import CheckpointDirectory, CheckpointError
 from rlbook.envs import (
     EVALUATION_ENVS,
     Evaluation,
+    close_vector_env,
     derive_seed,
     evaluate,
     make_env,
@@ -208,7 +211,7 @@ class RunDirectory:
             tensorboard_class()  # a mistake is better told before anything is written
         try:
             directory.path.mkdir(parents=True, exist_ok=True)
-            write_settings(directory.config_path, agent.name, agent.config)
+            write_settings(directory.config_path, algorithm_name(type(agent)), agent.config)
         except OSError as error:
             raise ValueError(f"Could not make {path}: {error.strerror}.") from error
         return directory
@@ -252,13 +255,25 @@ def check_finite(step: int, what: str, values: np.ndarray) -> None:
         raise RunFailed(f"The environment returned a {what} that is {how}, step {step}.")
 
 
+@contextmanager
+def lost_process() -> Iterator[None]:
+    """Say in a sentence that an environment with a process of its own is gone."""
+    try:
+        yield
+    except (EOFError, ConnectionError) as error:
+        message = "The process of an environment has ended, killed or out of memory."
+        raise RunFailed(message) from error
+
+
 class Collector:
     """Steps an agent through its environments, and can come back to any step."""
 
     def __init__(self, agent: Agent) -> None:
         self.agent, self.config = agent, agent.config
         config = self.config
-        self.envs = make_vector_env(config.env_id, config.num_envs, config.env_kwargs)
+        self.envs = make_vector_env(
+            config.env_id, config.num_envs, config.env_kwargs, config.vectorize
+        )
         self.recent: deque[float] = deque(maxlen=20)  # returns of the last finished episodes
         self.warned = False
         self.begin(agent.global_step, self.reset(agent.global_step))
@@ -267,7 +282,8 @@ class Collector:
         """Reset all environments, seeded by the run's seed and the step."""
         count, seed = self.config.num_envs, self.config.seed
         seeds: list[int | None] = [derive_seed(seed, "envs", step, i) for i in range(count)]
-        obs, _ = self.envs.reset(seed=seeds)
+        with lost_process():
+            obs, _ = self.envs.reset(seed=seeds)
         check_finite(step, "observation", obs)
         return obs
 
@@ -283,7 +299,8 @@ class Collector:
 
     def play(self, action: np.ndarray) -> tuple[Any, ...]:
         """Step the environments; return observations, true successors, rewards and two ends."""
-        obs, reward, terminated, truncated, infos = self.envs.step(action)
+        with lost_process():
+            obs, reward, terminated, truncated, infos = self.envs.step(action)
         next_obs, step = true_next_obs(obs, infos), self.agent.global_step
         check_finite(step, "reward", reward)
         check_finite(step, "observation", next_obs)
@@ -611,7 +628,7 @@ class Run:
                 agent.training_state = self.state_dict()
         self.progress.close(agent.global_step)
         self.evaluator.close()
-        self.collector.envs.close()
+        close_vector_env(self.collector.envs)
         if self.directory:
             self.directory.record.end(f"{ended} at step {agent.global_step}")
 
@@ -624,9 +641,9 @@ def environments_of(config: Config) -> dict[str, Any]:
 
 def check_resumable(path: Path, content: dict[str, Any], agent: Agent) -> None:
     """Raise unless the checkpoint was written by a run of this algorithm."""
-    if content.get("algo") != agent.name:
-        found = content.get("algo")
-        raise ValueError(f"{path} holds a {found} agent, but the run is {agent.name}.")
+    found, wanted = content.get("algo"), algorithm_name(type(agent))
+    if found != wanted:
+        raise ValueError(f"{path} holds a {found} agent, but the run is {wanted}.")
     if "size" not in (content.get("run") or {}).get("logger", {}):
         raise ValueError(f"{path} was saved by hand and is not a moment of a run: use rlbook.load.")
 
@@ -643,7 +660,7 @@ def train(agent: Agent, progress: bool = True, until: int | None = None) -> RunR
     until = until or agent.config.total_steps
     warn_of_end(until, agent.config.total_steps)
     if agent.directory:  # `learn` called again: settings may have changed
-        write_settings(agent.directory.config_path, agent.name, agent.config)
+        write_settings(agent.directory.config_path, algorithm_name(type(agent)), agent.config)
     elif agent.config.run_dir:
         agent.directory = RunDirectory.create(agent.config.run_dir, agent)
     with agent.directory or nullcontext():
@@ -690,5 +707,5 @@ def resume(
         else:
             directory.metrics.truncate(0)
         if total_steps is not None:
-            write_settings(directory.config_path, agent.name, agent.config)
+            write_settings(directory.config_path, algorithm_name(type(agent)), agent.config)
         return run.train()

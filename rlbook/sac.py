@@ -202,7 +202,7 @@ class SACConfig(ReplayConfig):
 
     env_id: str = Field(
         default="Pendulum-v1",
-        description="Gymnasium id; `module:Name-v0` imports the module first.",
+        description="Gymnasium id, `module:Name-v0`, or `module:function` that makes one.",
     )
     hidden: tuple[Annotated[int, Field(ge=1)], ...] = Field(
         default=(256, 256), description="Units of each hidden layer."

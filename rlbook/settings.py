@@ -7,6 +7,7 @@ __all__ = [
     "Config",
     "UniqueKeysLoader",
     "add_flags",
+    "bare_name",
     "check_names",
     "describe",
     "explain",
@@ -47,7 +48,7 @@ from pydantic import (
     field_validator,
 )
 
-from rlbook.envs import nearest
+from rlbook.envs import name_env, nearest
 
 
 # %% book/settings.py · One number, written in many ways
@@ -147,10 +148,13 @@ class Config(BaseModel):
 
     env_id: str = Field(
         default="CartPole-v1",
-        description="Gymnasium id; `module:Name-v0` imports the module first.",
+        description="Gymnasium id, `module:Name-v0`, or `module:function` that makes one.",
     )
     env_kwargs: dict[str, Any] = Field(default={}, description="Keywords for the environment.")
     num_envs: int = Field(default=1, ge=1, description="Environments that step side by side.")
+    vectorize: Literal["sync", "async"] = Field(
+        default="sync", description="Step them one after the other, or each in its own process."
+    )
     total_steps: int = Field(default=50_000, ge=1, description="Environment steps of the run.")
     normalize_observations: bool = Field(
         default=False, description="Standardise vector observations by their running statistics."
@@ -193,10 +197,18 @@ class Config(BaseModel):
         except ValidationError as error:
             raise ValueError(explain(error, type(self), settings)) from None
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        for name, field in cls.model_fields.items():
+            if field.is_required():  # who lists all settings, as `--help` does, needs its default
+                raise TypeError(f"Setting {name!r} of {cls.__name__} needs a default.")
+
     @field_validator("*", mode="before")
     @classmethod
     def read_field(cls, value: Any, info: ValidationInfo) -> Any:
         """Read a value as its field declares it, before pydantic checks it strictly."""
+        if info.field_name == "env_id" and not isinstance(value, str | None):
+            return name_env(value)
         return read_value(value, cls.model_fields[str(info.field_name)].annotation)
 
     def replace(self, **changes: Any) -> Self:
@@ -285,20 +297,25 @@ def read_settings(path: Path) -> dict[str, Any]:
     return settings
 
 
+def bare_name(algo: object) -> str:
+    """Return the name of an algorithm without its module."""
+    return str(algo).rpartition(":")[2]
+
+
 def gather_settings(name: str, algo: str | None) -> tuple[str | None, dict[str, Any]]:
     """Read a config, on top of the one that its key `config` names; return its algorithm too."""
     path = find_config(name, algo)
     settings = read_settings(path)
     found = settings.pop("algo", algo)
-    if algo not in (None, found):
+    if algo is not None and bare_name(algo) != bare_name(found):
         raise ValueError(f"{path} is for {found!r}, not for {algo!r}: name one algorithm.")
-    found = None if found is None else str(found)
+    found = algo or (None if found is None else str(found))
     base = settings.pop("config", None)
     if base is None:
         return found, settings
     below = read_settings(find_config(str(base), found))
     found_below = below.pop("algo", found)
-    if found not in (None, found_below):
+    if found is not None and bare_name(found) != bare_name(found_below):
         raise ValueError(f"{path} is for {found!r}, but its config {base!r} for {found_below!r}.")
     return found_below, {**below, **settings}
 

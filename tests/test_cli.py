@@ -263,7 +263,7 @@ def test_watch_two_episodes_at_a_given_speed(folder: Path) -> None:
 MISTAKES: list[tuple[str, str]] = [
     ("trian", "`rlbook` has no command 'trian'. Did you mean 'train'?"),
     ("--versoin", "`rlbook` has no flag '--versoin'. `rlbook --help` lists them."),
-    ("list dqn", "`rlbook list` does not know what to do with 'dqn'."),
+    ("list dqn", "An algorithm in 'dqn' needs the module 'dqn', which is not installed or not on"),
     ("train", "Name an algorithm, as in `rlbook train dqn`, or a config file with `algo:`."),
     ("train --seed 1", "Name an algorithm, as in `rlbook train dqn`, or"),
     ("train dqm", "There is no algorithm 'dqm'. Did you mean 'dqn'?"),

@@ -651,7 +651,6 @@ BAD: list[tuple[dict[str, Any], str]] = [
         {"env_id": "rlbook/PointReach-v0", "encoder": "nature"},
         r"'nature' can take is 36 x 36",
     ),
-    ({"env_id": "Room-v0", "env_kwargs": {"shape": [24, 24, 3]}}, "needs the channels first"),
     ({"env_id": "Room-v0", "env_kwargs": {"discrete": True}}, "discrete actions .* continuous"),
     ({"env_id": "Room-v0", "env_kwargs": {"high": float("inf")}}, "without finite bounds"),
     (

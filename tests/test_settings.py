@@ -102,7 +102,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"kind": "off"}, "Setting 'kind' must be one of 'relu', 'on', not 'off'."),
     ({"double": 1}, "Setting 'double' must be true or false, not 1."),
     ({"env_kwargs": [1]}, "Setting 'env_kwargs' must be a mapping, not [1]."),
-    ({"env_id": 3}, "Setting 'env_id' must be a text, not 3."),
+    (
+        {"env_id": 3},
+        "An environment is a Gymnasium id, an instance, or a class or function that makes one, "
+        "not 3.",
+    ),
     ({"kind": "on", "double": False}, "Setting 'kind' can be 'on' only with 'double'."),
     ({"gama": 0.9}, "Toy has no setting 'gama'. Did you mean 'gamma'?"),
     ({"xyz": 1}, "Toy has no setting 'xyz'. `rlbook train toy --help` lists them."),

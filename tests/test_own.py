@@ -1,0 +1,597 @@
+"""Environments, networks, settings and algorithms of one's own, as a newcomer brings them."""
+
+import copy
+import functools
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.wrappers import FlattenObservation, TimeLimit
+from helpers import CHILDREN, assert_same, assert_same_run, in_child, run_rlbook
+
+import rlbook
+from rlbook.agent import find_algorithm
+from rlbook.checkpoint import read_checkpoint
+from rlbook.cli import main
+from rlbook.dqn import DQN, DQNConfig
+from rlbook.envs import close_vector_env, make_env, name_env
+from rlbook.progress import RunFailed
+from rlbook.run import Collector, Run, RunDirectory, resume, train
+from rlbook.settings import Config
+
+SMALL: dict[str, Any] = {
+    "hidden": (8,),
+    "batch_size": 4,
+    "learning_starts": 8,
+    "train_frequency": 1,
+    "eval_every": 0,
+}
+
+MODULE = '''
+from typing import ClassVar
+
+import gymnasium as gym
+import numpy as np
+import torch
+from gymnasium.wrappers import FlattenObservation, TimeLimit
+from torch import nn
+
+from rlbook import DQN, DQNConfig
+
+
+class Corridor(gym.Env):
+    """Walk to the right end; the observation is a dictionary."""
+
+    def __init__(self, length=5):
+        self.length = length
+        numbers = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self.observation_space = gym.spaces.Dict({"place": numbers, "bump": gym.spaces.Discrete(2)})
+        self.action_space = gym.spaces.Discrete(2)
+
+    def observe(self, bump):
+        place = np.array([2 * self.place / self.length - 1], np.float32)
+        return {"place": place, "bump": int(bump)}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place = int(self.np_random.integers(self.length))
+        return self.observe(False), {}
+
+    def step(self, action):
+        before = self.place
+        self.place = max(0, self.place + (1 if action else -1))
+        done = self.place >= self.length
+        return self.observe(before == self.place), float(done) - 0.1, done, False, {}
+
+
+def make_corridor(length=5):
+    return FlattenObservation(TimeLimit(Corridor(length), 30))
+
+
+class OwnConfig(DQNConfig):
+    env_id: str = "own_things:make_corridor"
+    lr: float = 2e-3
+    advantage_units: int = 8
+    note: str = "plain"
+
+
+class Dueling(nn.Module):
+    def __init__(self, inputs, actions, units):
+        super().__init__()
+        self.value, self.advantage = (
+            nn.Sequential(nn.Linear(inputs, units), nn.ReLU(), nn.Linear(units, outputs))
+            for outputs in (1, actions)
+        )
+
+    def forward(self, obs):
+        advantage = self.advantage(obs)
+        return self.value(obs) + advantage - advantage.mean(dim=1, keepdim=True)
+
+
+class DuelingDQN(DQN):
+    """DQN with a dueling network."""
+
+    name = "dueling"
+    config_class = OwnConfig
+
+    def make_network(self):
+        units = self.config.advantage_units
+        return Dueling(self.observation_space.shape[0], int(self.action_space.n), units)
+
+
+class Nameless(DuelingDQN):
+    """Without a name of its own."""
+'''
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a module of one's own, which is on the path."""
+    (tmp_path / "own_things.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_things", raising=False)
+    return tmp_path
+
+
+class Said(NamedTuple):
+    """What a command printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def shell(*words: str, folder: Path) -> Said:
+    """Be a user in a folder."""
+    code = in_child(run_rlbook, list(words), folder)
+    return Said(code, (folder / "out").read_text(), (folder / "err").read_text())
+
+
+TINY = ["--total-steps", "60", "--learning-starts", "8", "--batch-size", "4", "--eval-every", "0"]
+
+
+# Algorithms
+
+
+def test_an_algorithm_of_ones_own_is_found_by_module_and_name(own: Path) -> None:
+    assert find_algorithm("own_things:dueling").__name__ == "DuelingDQN"
+    assert find_algorithm("own_things:Nameless").__name__ == "Nameless"
+    with pytest.raises(ValueError, match=r"no algorithm 'own_things:duelling'.* Did you mean"):
+        find_algorithm("own_things:duelling")
+    with pytest.raises(ValueError, match="needs the module 'own_thing', which is not installed"):
+        find_algorithm("own_thing:dueling")
+    with pytest.raises(ValueError, match="One of your own is named `module:name`"):
+        find_algorithm("sarsaparilla")
+    (own / "broken_things.py").write_text("1 / 0")
+    with pytest.raises(ValueError, match="'broken_things' raises ZeroDivisionError"):
+        find_algorithm("broken_things:x")
+
+
+@pytest.mark.parametrize("name", ["dueling", "Nameless"])
+def test_a_run_remembers_it_and_other_processes_resume_and_load(own: Path, name: str) -> None:
+    settings = {"total_steps": 80, "checkpoint_every": 30, "log_every": 10, "seed": 1, **SMALL}
+    agent_class = find_algorithm(f"own_things:{name}")
+    train(agent_class(**settings, run_dir="whole"), progress=False)
+    agent = agent_class(**settings, run_dir="parts")
+    with RunDirectory.create("parts", agent) as directory:
+        run = Run(agent, directory, progress=False)
+        while agent.global_step < 44:
+            run.step()
+        run.save()
+        run.close("stopped")
+    assert read_checkpoint(run.saved or Path())["algo"] == f"own_things:{name}"
+    said = shell("resume", "parts", folder=own)
+    assert said.returncode == 0, said.stderr
+    assert_same_run(Path("whole"), Path("parts"))
+    assert type(rlbook.load("parts")) is agent_class
+    found = json.loads(shell("evaluate", "parts", "--episodes", "2", "--json", folder=own).stdout)
+    assert len(found["returns"]) == 2
+
+
+def test_shell_lists_trains_and_sweeps_it(own: Path) -> None:
+    listed = shell("list", "own_things", folder=own).stdout
+    assert "own_things:dueling DQN with a dueling network." in listed and "\ndqn " in f"\n{listed}"
+    words = ["own_things:dueling", *TINY]
+    assert shell("train", *words, "--run-dir", "a", folder=own).returncode == 0
+    (own / "my.yaml").write_text("algo: own_things:dueling\nadvantage_units: 4\ntotal_steps: 40\n")
+    said = shell("train", "--config", "my.yaml", "--run-dir", "b", "--note", "typed", folder=own)
+    assert said.returncode == 0, said.stderr
+    config = rlbook.load(own / "b").config
+    assert config.advantage_units == 4 and config.note == "typed"  # type: ignore[attr-defined]
+    words += ["--eval-every", "30", "--eval-episodes", "1", "--seeds", "2", "--jobs", "1"]
+    said = shell("sweep", *words, "--run-dir", "s", folder=own)
+    assert said.returncode == 0, said.stderr + said.stdout
+    assert len(list((own / "s").rglob("step_*.pt"))) >= 2
+    said = shell("train", "own_things:duelin", folder=own)
+    assert said.returncode == 2 and said.stderr.count("\n") == 1
+    config_class = find_algorithm("own_things:dueling")
+    assert config_class.from_config("my.yaml").config.total_steps == 40
+
+
+# Settings
+
+
+def test_a_plain_field_is_a_setting_like_any_other(own: Path) -> None:
+    agent_class = find_algorithm("own_things:dueling")
+    assert agent_class.config_class().lr == 2e-3  # type: ignore[attr-defined]
+    assert agent_class(lr="1e-4").config.lr == 1e-4  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match="'lr' must be a number, not 'fast'"):
+        agent_class(lr="fast")
+    said = shell("train", "own_things:dueling", "--help", folder=own)
+    assert "--advantage-units N" in said.stdout
+
+
+def test_a_setting_without_a_default_is_refused_where_it_is_written() -> None:
+    with pytest.raises(TypeError, match="Setting 'beta' of Wanting needs a default"):
+
+        class Wanting(Config):
+            beta: float
+
+
+# Loading without the simulator
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_a_loaded_agent_predicts_without_the_simulator(own: Path, normalize: bool) -> None:
+    settings = {**SMALL, "normalize_observations": normalize}
+    agent = DQN("own_things:make_corridor", **settings)
+    agent.learn(40, progress=False)
+    agent.save("agent.pt")
+    expected = agent.predict([0.5, 1.0, 0.0])[0]
+    (own / "own_things.py").unlink()
+    script = """
+    import rlbook
+    agent = rlbook.load("agent.pt")
+    print(agent.predict([0.5, 1.0, 0.0])[0])
+    for use in (agent.evaluate, lambda: agent.learn(10)):
+        try:
+            use()
+        except ValueError as error:
+            print(error)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    alone = subprocess.run(command, cwd=own, capture_output=True, text=True)
+    assert alone.returncode == 0, alone.stderr
+    sentence = (
+        "Environment 'own_things:make_corridor' needs the module 'own_things', which is not "
+        "installed or not on the path."
+    )
+    assert alone.stdout.splitlines() == [str(expected), sentence, sentence]
+    said = shell("predict", "agent.pt", "--observation", "[0.5, 1, 0]", folder=own)
+    assert json.loads(said.stdout)["action"] == expected
+
+
+def test_pixels_load_without_their_environment(tmp_path: Path) -> None:
+    agent = rlbook.DrQv2(features=4, **SMALL)
+    agent.save(tmp_path / "agent.pt")
+    content = read_checkpoint(tmp_path / "agent.pt")
+    content["config"]["env_id"] = "gone:Gone-v0"
+    rlbook.checkpoint.write_checkpoint(tmp_path / "agent.pt", content)
+    obs = agent.observation_space.sample()
+    assert np.array_equal(rlbook.load(tmp_path / "agent.pt").predict(obs)[0], agent.predict(obs)[0])
+
+
+# Environments
+
+
+def make_short(limit: int = 9) -> gym.Env:
+    """CartPole with a time limit of its own."""
+    return TimeLimit(CartPoleEnv(), limit)
+
+
+class Short(CartPoleEnv):
+    """CartPole as a class."""
+
+
+@pytest.mark.parametrize(
+    ("given", "env_id"),
+    [
+        (make_short, f"{__name__}:make_short"),
+        (Short, f"{__name__}:Short"),
+        (lambda: make_short(5), "local:<lambda>"),
+        (functools.partial(make_short, 5), "local:maker"),
+        (gym.make("CartPole-v1"), "CartPole-v1"),
+        (gym.make("CartPole-v1", sutton_barto_reward=True), "local:CartPoleEnv"),
+        (make_short(4), "local:CartPoleEnv"),
+    ],
+)
+def test_environments_as_they_come(given: Any, env_id: str, tmp_path: Path) -> None:
+    agent = DQN(given, **SMALL)
+    assert agent.config.env_id.startswith(env_id)
+    agent.learn(30, progress=False)
+    assert agent.updates > 0 and agent.evaluate(episodes=2).mean != 0
+    for twin in (copy.deepcopy(agent), pickle.loads(pickle.dumps(agent))):
+        twin.learn(10, progress=False)
+    named_again = DQNConfig(env_id=given).env_id  # an instance is copied, so it gets a new name
+    assert named_again == agent.config.env_id or isinstance(given, gym.Env)
+    agent.save(tmp_path / "agent.pt")
+    assert rlbook.load(tmp_path / "agent.pt").config.env_id == agent.config.env_id
+
+
+def test_two_functions_of_one_name_stay_apart() -> None:
+    ids = [name_env(lambda limit=limit: make_short(limit)) for limit in (3, 4)]
+    assert len(set(ids)) == 2
+    assert [make_env(env_id).get_wrapper_attr("_max_episode_steps") for env_id in ids] == [3, 4]
+
+
+class Stubborn(CartPoleEnv):
+    """An environment that cannot be copied."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise RuntimeError("no")
+
+
+def test_what_is_no_environment_gets_a_sentence() -> None:
+    with pytest.raises(ValueError, match=r"cannot be copied.*give a function that makes one"):
+        DQN(Stubborn())
+    with pytest.raises(ValueError, match="An environment is a Gymnasium id, an instance"):
+        DQN(3)
+    with pytest.raises(ValueError, match=r"made a int, which is no gymnasium\.Env"):
+        DQN(lambda: 3)
+
+
+def test_resuming_says_what_to_do_when_nobody_can_import_the_environment(tmp_path: Path) -> None:
+    script = """
+    from test_own import make_short
+    from rlbook import DQN
+    def make_mine():
+        return make_short(6)
+    def make_local():
+        return lambda: make_short(6)
+    for name, env in (("main", make_mine), ("local", make_local())):
+        DQN(env, run_dir=name, eval_every=0, learning_starts=50).learn(20, progress=False)
+    """
+    (tmp_path / "mine.py").write_text(textwrap.dedent(script))
+    path = {"PYTHONPATH": f"{Path(__file__).parent}:{Path(rlbook.__file__).parents[1]}"}
+    subprocess.run([sys.executable, "mine.py"], cwd=tmp_path, check=True, env=path)
+    for name, named in (("main", "make_mine"), ("local", "<lambda>")):
+        with pytest.raises(ValueError) as error:
+            resume(tmp_path / name, total_steps=40, progress=False)
+        assert "move what makes it to a module of its own" in str(error.value)
+        assert named in str(error.value) and "\n" not in str(error.value)
+
+
+def test_frozen_lake_is_learned_from_one_hot_squares() -> None:
+    settings = {**SMALL, "hidden": (), "lr": 0.05, "epsilon_decay_steps": 1_000, "gamma": 0.9}
+    agent = DQN("FrozenLake-v1", env_kwargs={"is_slippery": False}, num_envs=4, **settings)
+    assert agent.observation_space.shape == (16,)
+    agent.learn(4_000, progress=False)
+    assert agent.evaluate(episodes=1).mean == 1
+    assert agent.predict(14)[0] == 2  # beside the goal: to the right
+    assert agent.predict([14, 14])[0].tolist() == [2, 2]
+    with pytest.raises(ValueError, match="whole numbers"):
+        agent.predict(1.5)
+
+
+class Channels(gym.Env[np.ndarray, np.ndarray]):
+    """Pictures of (height, width, channels)."""
+
+    observation_space = gym.spaces.Box(0, 255, (24, 20, 3), np.uint8)
+    action_space = gym.spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def reset(self, **_: Any) -> tuple[np.ndarray, dict[str, Any]]:
+        self.steps = 0
+        return np.full((24, 20, 3), (1, 2, 3), np.uint8), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        return np.full((24, 20, 3), (1, 2, 3), np.uint8), 1.0, False, self.steps > 5, {}
+
+
+def test_pictures_with_channels_last_are_learned_from() -> None:
+    agent = rlbook.DrQv2(Channels, features=4, **SMALL)
+    agent.learn(20, progress=False)
+    batch = agent.sample().obs
+    assert batch.shape[1:] == (3, 24, 20) and agent.updates > 0
+    assert batch[0, :, 0, 0].tolist() == [1, 2, 3]
+    obs, _ = Channels().reset()
+    assert agent.predict(obs)[0].shape == (1,) and agent.evaluate(1).mean == 6
+
+
+SPACES = {
+    "Dict": gym.spaces.Dict({"a": gym.spaces.Discrete(2)}),
+    "Tuple": gym.spaces.Tuple([gym.spaces.Discrete(2)]),
+    "MultiDiscrete": gym.spaces.MultiDiscrete([2, 3]),
+    "MultiBinary": gym.spaces.MultiBinary(3),
+    "Box": gym.spaces.Box(0, 1, (4, 4)),
+}
+
+
+class Strange(CartPoleEnv):
+    """CartPole that claims other spaces."""
+
+    def __init__(self, kind: str, actions: bool) -> None:
+        super().__init__()
+        setattr(self, "action_space" if actions else "observation_space", SPACES[kind])
+
+
+@pytest.mark.parametrize("kind", list(SPACES))
+def test_other_spaces_name_the_wrapper_for_them(kind: str) -> None:
+    with pytest.raises(ValueError) as error:
+        DQN(Strange, env_kwargs={"kind": kind, "actions": False})
+    message = str(error.value)
+    assert f" has {kind} observations (" in message and "\n" not in message
+    assert message.endswith("FlattenObservation, which makes one vector of them.")
+    with pytest.raises(ValueError, match=rf"and {kind} actions .*wrappers\.TransformAction"):
+        DQN(Strange, env_kwargs={"kind": kind, "actions": True})
+
+
+def test_flattened_dictionaries_are_learned_from(own: Path) -> None:
+    import own_things  # type: ignore[import-not-found]
+
+    agent = DQN(lambda: FlattenObservation(own_things.Corridor()), **SMALL)
+    agent.learn(40, progress=False)
+    assert agent.observation_space.shape == (3,) and agent.updates > 0
+
+
+class Wrong(CartPoleEnv):
+    """CartPole whose step returns something of the wrong shape."""
+
+    def __init__(self, what: str, after: int = 3) -> None:
+        super().__init__()
+        self.what, self.after = what, after
+
+    def reset(self, **keywords: Any) -> Any:
+        self.count = 0
+        obs, info = super().reset(**keywords)
+        return (obs[:3] if self.what == "reset" else obs), info
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = super().step(action)
+        self.count += 1
+        if self.count == self.after:
+            obs = obs[:1] if self.what == "observation" else obs
+            reward = {"reward": np.ones(2), "text": "one", "none": None}.get(self.what, reward)
+        return obs, reward, terminated, truncated, info
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("observation", r"returned an observation of the shape \(1,\), but its space says \(4,\)"),
+        ("reset", r"returned an observation of the shape \(3,\), but its space says \(4,\)"),
+        ("reward", r"returned the reward array\(\[1\., 1\.\]\), which is not one number"),
+        ("text", "returned the reward 'one', which is not one number"),
+        ("none", "returned the reward None, which is not one number"),
+    ],
+)
+def test_a_wrong_shape_gets_a_sentence(what: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        DQN(Wrong, env_kwargs={"what": what}, **SMALL).learn(20, progress=False)
+
+
+def test_main_is_a_sentence_away(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "dqn", "--env-id", f"{__name__}:make_nothing"]) == 2
+    assert "There is no environment" in capsys.readouterr().err
+
+
+def test_a_reward_of_one_entry_is_a_number() -> None:
+    class OneEntry(CartPoleEnv):
+        def step(self, action: Any) -> Any:
+            obs, reward, *rest = super().step(action)
+            return obs, np.array([reward]), *rest
+
+    agent = DQN(OneEntry, **SMALL)
+    agent.learn(20, progress=False)
+    assert torch.equal(agent.sample().reward, torch.ones(4))
+
+
+# Environments in processes
+
+
+class Slow(CartPoleEnv):
+    """CartPole whose step sleeps five milliseconds, and which says where it lives."""
+
+    def __init__(self, note: str | None = None) -> None:
+        super().__init__()
+        self.note = note
+
+    def reset(self, **options: Any) -> Any:
+        if self.note is not None:
+            with open(self.note, "a") as file:
+                file.write(f"{os.getpid()}\n")
+        return super().reset(**options)
+
+    def step(self, action: Any) -> Any:
+        time.sleep(0.005)
+        return super().step(action)
+
+
+def steps_per_second(num_envs: int, vectorize: str) -> float:
+    """Measure how fast an agent collects, its own work included; others may use the machine."""
+    agent = DQN(Slow, num_envs=num_envs, vectorize=vectorize, **{**SMALL, "learning_starts": 9_999})
+    collector, moments = Collector(agent), [time.perf_counter()]
+    for _ in range(200):
+        collector.step()
+        moments.append(time.perf_counter())
+    close_vector_env(collector.envs)
+    return num_envs / float(np.quantile(np.diff(moments), 0.1))
+
+
+def test_four_slow_environments_are_three_times_as_fast_as_one() -> None:
+    for _ in range(4):  # a busy machine may spoil a measurement
+        one, four = steps_per_second(1, "sync"), steps_per_second(4, "async")
+        if four >= 3 * one:
+            return
+    raise AssertionError(f"{one:.0f} and {four:.0f} steps per second")
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", lambda: make_short(7)])
+def test_a_run_in_processes_is_the_run_of_one_process_and_resumes_exactly(
+    env_id: Any, tmp_path: Path
+) -> None:
+    settings = {**SMALL, "env_id": name_env(env_id) if callable(env_id) else env_id}
+    settings |= {"num_envs": 3, "total_steps": 90, "checkpoint_every": 36, "log_every": 9}
+    folders = {kind: tmp_path / kind for kind in ("sync", "async", "parts")}
+    for kind in ("sync", "async"):
+        train(DQN(**settings, vectorize=kind, run_dir=str(folders[kind])), progress=False)
+    agent = DQN(**settings, vectorize="async", run_dir=str(folders["parts"]))
+    with RunDirectory.create(str(folders["parts"]), agent) as directory:
+        run = Run(agent, directory, progress=False)
+        while agent.global_step < 51:
+            run.step()
+        run.save()
+        run.close("stopped")
+    resume(folders["parts"], progress=False)
+    assert_same_run(folders["async"], folders["parts"])
+    one, two = (rlbook.load(folders[kind]).state_dict() for kind in ("sync", "async"))
+    assert_same(one, two)
+    assert not multiprocessing.active_children()
+
+
+def alive(pid: int) -> bool:
+    """Say whether a process runs, and is not only waiting to be buried."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks up processes in /proc")
+def test_a_killed_environment_ends_the_run_with_a_sentence_and_its_last_state(
+    tmp_path: Path,
+) -> None:
+    note = tmp_path / "pids"
+    settings = {**SMALL, "env_id": name_env(Slow), "env_kwargs": {"note": str(note)}}
+    settings |= {"num_envs": 3, "vectorize": "async", "checkpoint_every": 100_000}
+    agent = DQN(**settings, run_dir=str(tmp_path / "run"), total_steps=90)
+    update: Any = agent.update
+    killed: list[int] = []
+
+    def kill_one(batch: Any) -> Any:
+        if agent.global_step == 60 and not killed:
+            killed.append(sorted({int(pid) for pid in note.read_text().split()} - {os.getpid()})[1])
+            os.kill(killed[0], signal.SIGKILL)
+        return update(batch)
+
+    agent.update = kill_one  # type: ignore[method-assign]
+    with pytest.raises(RunFailed) as error:
+        train(agent, progress=False)
+    assert str(error.value).startswith("The process of an environment has ended, killed or out of ")
+    assert f"with `rlbook resume {tmp_path / 'run'}`" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not any(alive(int(pid)) for pid in set(note.read_text().split()) - {str(os.getpid())})
+    assert rlbook.load(tmp_path / "run").global_step == 60
+    resume(tmp_path / "run", progress=False)
+    whole = DQN(**{**settings, "env_kwargs": {}}, total_steps=90)
+    whole.learn(90, progress=False)
+    weights = [a.q_network.state_dict() for a in (whole, rlbook.load(tmp_path / "run"))]  # type: ignore[attr-defined]
+    assert_same(dict(weights[0]), dict(weights[1]))
+
+
+def train_for_ever(note: str) -> None:
+    """Train in processes until somebody comes."""
+    DQN(Slow, env_kwargs={"note": note}, num_envs=2, vectorize="async", **SMALL).learn(10**6)
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks up processes in /proc")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_no_environment_outlives_its_run(number: int, tmp_path: Path) -> None:
+    note = tmp_path / "pids"
+    process = CHILDREN.Process(target=train_for_ever, args=(str(note),))
+    process.start()
+    assert process.pid is not None
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and (not note.exists() or note.read_text().count("\n") < 4):
+        time.sleep(0.05)
+    pids = {int(pid) for pid in note.read_text().split()} - {process.pid}
+    assert len(pids) == 2 and all(alive(pid) for pid in pids)
+    os.kill(process.pid, number)
+    process.join(60)
+    while time.monotonic() < deadline and any(alive(pid) for pid in pids):
+        time.sleep(0.05)
+    assert not any(alive(pid) for pid in pids)
