@@ -74,7 +74,6 @@ from rlbook.figures import (
     load_result,
     made_by,
     plot_band,
-    plot_result,
     use_style,
 )
 from rlbook.run import Collector
@@ -763,7 +762,7 @@ filmstrip(frames, times_shown)
 #
 # The T-maze again, five seeds each, with one part changed at a time. Wine is the whole algorithm, black the variant:
 # the line is the mean, the band its 95 % interval. Below, each dot is the last evaluation of a seed, the diamond their
-# interquartile mean, and the bar its 95 % interval. Episodes have 11 steps. A *piece of 16* often cuts an episode
+# interquartile mean (IQM), and the bar its 95 % interval. Episodes have 11 steps. A *piece of 16* often cuts an episode
 # between cue and turn, and the second part then starts from the stored hidden state, or *from zeros*. A *piece of 8* never
 # holds both.
 
@@ -772,11 +771,23 @@ parts = load_result("results/recurrent_ppo_parts.json")
 draw_parts(plt.figure(), parts, columns=3)
 plt.show()
 print(made_by(parts))
+print(f"\n{'':26}{'last evaluation of each seed':36}first evaluation of 0.95 or more, at step")
 for name, run in parts["runs"].items():
-    print(f"{name:26}last evaluation of each seed:", *(f"{score:.2f}" for score in run["final"]))
+    last = " ".join(f"{score:.2f}" for score in run["final"])
+    solved = [np.array(run["steps"])[np.array(curve) >= 0.95] for curve in run["returns"]]
+    print(f"{name:26}{last:36}" + " ".join(f"{steps[0]:>6,}" if len(steps) else "  none" for steps in solved))
+assert min(parts["runs"]["all parts"]["final"]) >= 0.95
 
 # %% [markdown]
-# @PARTS@
+# **The length of the pieces.** Pieces of 16 do as well as pieces of 64: enough of them hold cue and turn together.
+# With pieces of 8 none does. Three of five seeds end at chance, one of them after it had found the way. Two keep it, and
+# not because a gradient taught them to: the stored hidden state still carries a trace of the cue, and the turn can learn to
+# read what happens to be there.
+#
+# **Stored or from zeros.** Both end at 1. From zeros it takes four to eight thousand steps in place of two to four: at the
+# turns of the episodes that were cut, the policy that learns cannot see the cue that the policy that acted had seen.
+#
+# **The forget bias.** Without it two seeds of five find the way, late. **The entropy bonus** makes no difference here.
 #
 # **No recurrence** is the first figure: PPO stays where chance leaves it.
 #
