@@ -786,13 +786,14 @@ torch.testing.assert_close(weight.grad, torch.tensor([0.3, 0.4]))
 # %% [markdown]
 # ## Settings
 #
-# [Settings](settings.ipynb) says how each becomes a keyword, a key in YAML and a flag. `bootstrap_truncated` is
-# there to measure what it is worth; leave it on.
+# [Settings](settings.ipynb) says how each becomes a keyword, a key in YAML and a flag. Whoever learns from rollouts
+# shares the first class; the second has what the loss of A2C needs. `bootstrap_truncated` is there to measure what
+# it is worth; leave it on.
 
 # %%
 #| export
-class A2CConfig(Config):
-    """The settings of A2C."""
+class RolloutConfig(Config):
+    """The settings of agents that learn from rollouts."""
 
     num_envs: int = Field(default=8, ge=1, description="Environments that step side by side.")
     num_steps: int = Field(default=16, ge=1, description="Steps of each environment in a rollout.")
@@ -814,13 +815,6 @@ class A2CConfig(Config):
     lr: float = Field(default=1e-3, gt=0, description="Learning rate of Adam.")
     lr_decay_from: float = Field(
         default=1.0, ge=0, le=1, description="Fraction of the run after which lr falls to 0."
-    )
-    value_coefficient: float = Field(default=0.5, ge=0, description="Weight of the value loss.")
-    entropy_coefficient: float = Field(
-        default=0.0, ge=0, description="Weight of the entropy bonus."
-    )
-    max_grad_norm: float | None = Field(
-        default=0.5, gt=0, description="Longer gradients are shortened to this norm."
     )
     normalize_advantages: bool = Field(
         default=False, description="Give the advantages of a batch mean 0 and deviation 1."
@@ -848,6 +842,18 @@ class A2CConfig(Config):
     def lr_now(self, step: int) -> float:
         """Return the learning rate at a step."""
         return decayed(self.lr, step / self.total_steps, self.lr_decay_from)
+
+
+class A2CConfig(RolloutConfig):
+    """The settings of A2C."""
+
+    value_coefficient: float = Field(default=0.5, ge=0, description="Weight of the value loss.")
+    entropy_coefficient: float = Field(
+        default=0.0, ge=0, description="Weight of the entropy bonus."
+    )
+    max_grad_norm: float | None = Field(
+        default=0.5, gt=0, description="Longer gradients are shortened to this norm."
+    )
 
 # %% [markdown]
 # ## The agent

@@ -61,6 +61,7 @@ SMALL: dict[str, dict[str, Any]] = {
         "sequence_length": 2,
         "lstm_units": 8,
     },
+    "trpo": {**ON_POLICY, "value_epochs": 2, "minibatch_size": 4},
     "sac": {**VECTOR, "env_id": "Pendulum-v1"},
     "redq": {
         **VECTOR,
