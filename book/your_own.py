@@ -232,7 +232,7 @@ class DuelingDQN(DQN):
 # Buffer, target network, exploration and loss are those of [DQN](dqn.ipynb). Twelve thousand steps are enough here:
 
 # %%
-settings: dict[str, Any] = {"num_envs": 8, "eval_every": 0, "seed": 1}
+settings: dict[str, Any] = {"num_envs": 8, "eval_every": 0, "seed": 0}
 replay = {"learning_starts": 200, "target_update_interval": 1, "tau": 0.05, "gamma": 0.95}
 exploring = {"final_epsilon": 0.2, "epsilon_decay_steps": 2_000}
 dueling_dqn = DuelingDQN(make_cliff, **settings, **replay, **exploring)
@@ -364,7 +364,7 @@ assert sarsa.evaluate(episodes=1).mean >= -15
 
 # %% [markdown]
 # Which way does each of them take? DQN's values say what a walk without random steps costs, so the edge is best.
-# SARSA's values count the falls. With most seeds it keeps away from the edge.
+# SARSA's values count the falls, and with four of the seeds 0 to 5 it keeps away from the edge after 16,000 steps.
 
 
 # %%
@@ -440,7 +440,7 @@ print("$ rlbook list my_things\n...\n" + listed[listed.index("my_things") :])
 # Now train, and kill it in the middle with SIGKILL, which no program can catch:
 
 # %%
-flags = "--env-id my_things:make_cliff --num-envs 8 --total-steps 8000 --checkpoint-every 2000"
+flags = "--env-id my_things:make_cliff --num-envs 8 --total-steps 16000 --checkpoint-every 2000"
 process = start(f"train my_things:sarsa {flags} --eval-every 0 --run-dir runs/cliff")
 checkpoints = CheckpointDirectory(folder / "runs" / "cliff" / "checkpoints")
 while not checkpoints.paths() and process.poll() is None:
@@ -449,7 +449,7 @@ process.send_signal(signal.SIGKILL)
 process.communicate()
 killed_at = int(checkpoints.paths()[-1].stem.removeprefix("step_"))
 print("killed; its last checkpoint is at step", f"{killed_at:,}")
-assert killed_at < 8_000
+assert killed_at < 16_000
 
 # %% [markdown]
 # The run remembers its algorithm and its environment, so to resume it you name only the directory:
@@ -459,7 +459,7 @@ resumed = shell("resume runs/cliff")
 evaluated = shell("evaluate runs/cliff --episodes 3")
 print("$ rlbook resume runs/cliff\n" + resumed.splitlines()[-3])
 print("$ rlbook evaluate runs/cliff --episodes 3\n" + evaluated)
-assert "Done: step 8,000" in resumed and "mean return" in evaluated
+assert "Done: step 16,000" in resumed and "mean return" in evaluated
 
 # %% [markdown]
 # Is this the run that would have been without the kill? Train once more with the same settings, here and without a
@@ -469,9 +469,9 @@ assert "Done: step 8,000" in resumed and "mean return" in evaluated
 sys.path.insert(0, str(folder))
 import my_things
 
-same = {"num_envs": 8, "total_steps": 8_000, "checkpoint_every": 2_000, "eval_every": 0}
+same = {"num_envs": 8, "total_steps": 16_000, "checkpoint_every": 2_000, "eval_every": 0}
 untouched = my_things.Sarsa(my_things.make_cliff, **same)
-untouched.learn(8_000, progress=False)
+untouched.learn(16_000, progress=False)
 resumed_agent = load(folder / "runs" / "cliff")
 assert type(resumed_agent) is my_things.Sarsa
 for mine, theirs in zip(
