@@ -285,7 +285,7 @@ assert sarsa_loss(*numbers, yes, torch.tensor([[8.0, 4.0]]), torch.tensor([1]), 
 class SarsaConfig(Config):
     """The settings of SARSA."""
 
-    gamma: float = Field(default=0.99, ge=0, le=1, description="Discount of a later reward.")
+    gamma: float = Field(default=0.95, ge=0, le=1, description="Discount of a later reward.")
     epsilon: float = Field(default=0.2, ge=0, le=1, description="Probability of a random action.")
     lr: float = 1e-3
     units: int = 64
@@ -357,14 +357,14 @@ class Sarsa(Agent):
 
 
 # %%
-sarsa = Sarsa(make_cliff, **settings)
-sarsa.learn(16_000, progress=False)
+sarsa = Sarsa(make_cliff, num_envs=16, eval_every=0, checkpoint_every=4_000, seed=0)
+sarsa.learn(24_000, progress=False)
 print("greedy return:", sarsa.evaluate(episodes=1).mean)
 assert sarsa.evaluate(episodes=1).mean >= -15
 
 # %% [markdown]
 # Which way does each of them take? DQN's values say what a walk without random steps costs, so the edge is best.
-# SARSA's values count the falls, and with four of the seeds 0 to 5 it keeps away from the edge after 16,000 steps.
+# SARSA's values count the falls, and with four of the seeds 0 to 4 it keeps away from the edge.
 
 
 # %%
@@ -440,7 +440,7 @@ print("$ rlbook list my_things\n...\n" + listed[listed.index("my_things") :])
 # Now train, and kill it in the middle with SIGKILL, which no program can catch:
 
 # %%
-flags = "--env-id my_things:make_cliff --num-envs 8 --total-steps 16000 --checkpoint-every 2000"
+flags = "--env-id my_things:make_cliff --num-envs 16 --total-steps 24000 --checkpoint-every 4000"
 process = start(f"train my_things:sarsa {flags} --eval-every 0 --run-dir runs/cliff")
 checkpoints = CheckpointDirectory(folder / "runs" / "cliff" / "checkpoints")
 while not checkpoints.paths() and process.poll() is None:
@@ -449,7 +449,7 @@ process.send_signal(signal.SIGKILL)
 process.communicate()
 killed_at = int(checkpoints.paths()[-1].stem.removeprefix("step_"))
 print("killed; its last checkpoint is at step", f"{killed_at:,}")
-assert killed_at < 16_000
+assert killed_at < 24_000
 
 # %% [markdown]
 # The run remembers its algorithm and its environment, so to resume it you name only the directory:
@@ -459,23 +459,20 @@ resumed = shell("resume runs/cliff")
 evaluated = shell("evaluate runs/cliff --episodes 3")
 print("$ rlbook resume runs/cliff\n" + resumed.splitlines()[-3])
 print("$ rlbook evaluate runs/cliff --episodes 3\n" + evaluated)
-assert "Done: step 16,000" in resumed and "mean return" in evaluated
+assert "Done: step 24,000" in resumed and "mean return" in evaluated
 
 # %% [markdown]
-# Is this the run that would have been without the kill? Train once more with the same settings, here and without a
-# break, and compare the weights bit for bit:
+# Is this the run that would have been without the kill? The agent `sarsa` above was trained with the same settings and
+# without a break. Compare the weights bit for bit:
 
 # %%
 sys.path.insert(0, str(folder))
 import my_things
 
-same = {"num_envs": 8, "total_steps": 16_000, "checkpoint_every": 2_000, "eval_every": 0}
-untouched = my_things.Sarsa(my_things.make_cliff, **same)
-untouched.learn(16_000, progress=False)
 resumed_agent = load(folder / "runs" / "cliff")
 assert type(resumed_agent) is my_things.Sarsa
 for mine, theirs in zip(
-    untouched.q_network.parameters(), resumed_agent.q_network.parameters(), strict=True
+    sarsa.q_network.parameters(), resumed_agent.q_network.parameters(), strict=True
 ):
     assert torch.equal(mine, theirs)
 print("killed and resumed, with the same weights bit for bit")
