@@ -1103,7 +1103,14 @@ MAP = (
             {
                 "a few numbers": (
                     "What does a step in the\nenvironment cost?",
-                    {"nearly nothing": "ppo", "a little": "sac", "much": "redq"},
+                    {
+                        "nearly nothing": (
+                            "Must each update stay\nwithin a bound?",
+                            {"no": "ppo", "yes": "trpo"},
+                        ),
+                        "a little": "sac",
+                        "much": "redq",
+                    },
                 ),
                 "images": "drqv2",
             },
@@ -1115,6 +1122,7 @@ ABOUT = {
     "drqn": ("DRQN", "DQN that remembers", "a few actions; the agent must remember"),
     "r2d2": ("R2D2", "replays what surprised it", "as DRQN; rewards are rare or of very different sizes"),
     "ppo": ("PPO", "learns a policy, on-policy", "you observe a few numbers; steps in the environment are cheap"),
+    "trpo": ("TRPO", "bounds each step of the policy", "as PPO; no update may change the policy by much"),
     "sac": ("SAC", "learns values and a policy", "actions are real numbers; you observe a few numbers"),
     "redq": ("REDQ", "learns more from each step", "as SAC; steps in the environment are expensive"),
     "drqv2": ("DrQ-v2", "control from pixels", "actions are real numbers; you observe images"),
@@ -1156,7 +1164,7 @@ def draw_map(ax: Axes, node: Node, x: float = 0.0, y: float = 0.0) -> float:
     return y
 
 
-figure, ax = plt.subplots(figsize=(4.6, 8.0))
+figure, ax = plt.subplots(figsize=(4.6, 8.8))
 bottom = draw_map(ax, MAP)
 ax.set(xlim=(0, 4.6), ylim=(bottom, -0.15))
 ax.axis("off")
@@ -1174,8 +1182,8 @@ for chapter in chapters:
 Markdown("\n".join(rows))
 
 # %% [markdown]
-# Whatever you choose, read [Environments](envs.ipynb) next. All algorithms on the map but PPO learn
-# off-policy, from steps that they have stored, so [Replay](replay.ipynb) comes after it. For PPO, read
+# Whatever you choose, read [Environments](envs.ipynb) next. All algorithms on the map but PPO and TRPO
+# learn off-policy, from steps that they have stored, so [Replay](replay.ipynb) comes after it. For those two, read
 # [Policy gradient](policy_gradient.ipynb) first. If you do not know where to start, start with
 # [DQN](dqn.ipynb): the others refer to it.
 

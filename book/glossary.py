@@ -260,6 +260,24 @@
 #
 # A measure of how different two distributions are; 0 if they are equal. See [PPO](ppo.ipynb).
 #
+# ### Trust region
+#
+# The policies that are near enough to the old one that its data still says something about them. See
+# [TRPO](trpo.ipynb).
+#
+# ### Natural gradient
+#
+# The direction in which an objective rises most for the same change of the policy, not of its parameters. See
+# [TRPO](trpo.ipynb).
+#
+# ### Fisher matrix
+#
+# The second derivatives of the KL divergence between a policy and itself after a small step. See [TRPO](trpo.ipynb).
+#
+# ### Line search
+#
+# Trying shorter and shorter steps in one direction until one is good. See [TRPO](trpo.ipynb).
+#
 # ### Actor
 #
 # The network that chooses a continuous action.

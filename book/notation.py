@@ -72,6 +72,10 @@
 # | $c_V$, $c_H$ | `value_coefficient`, `entropy_coefficient` | the weights of the value loss and of the entropy in a loss |
 # | $\rho$ | `ratio` | the probability of an action now, divided by that when it was chosen |
 # | $\varepsilon$ | `clip_range` | how far that ratio may move from 1 |
+# | $\overline{D}$, $\delta$ | `mean_kl`, `target_kl` | the mean KL divergence of two policies, and its bound |
+# | $g$, $F$, $x$ | `gradient`, `fisher`, `direction` | the gradient of an objective, the Fisher matrix, and $F^{-1} g$, the natural gradient |
+# | $v$ | `vector` | any vector that a matrix is multiplied by |
+# | $\epsilon$ | `damping` | what is added to the diagonal of $F$, as $F + \epsilon I$ with the identity $I$ |
 # | $B$ | `batch_size` | the size of a batch |
 # | $m_{t,b}$ | `mask` | 1 for a step that counts, 0 for padding; $b$ is the index in the batch |
 # | $\varepsilon$, $T_\varepsilon$ | `epsilon`, `epsilon_decay_steps` | the probability of a random action, and the steps in which it falls |
@@ -102,6 +106,8 @@
 # | $\alpha$ | the temperature (SAC, REDQ) | the learning rate of a table (Basics, Environments, DQN); the power of a priority (R2D2) |
 # | $f$ | the encoder of images (DrQ-v2) | R2D2's value rescaling, $f(x)$ and $f^{-1}(y)$; the forget gate of an LSTM, $z^f$ |
 # | $\varepsilon$ | the probability of a random action | how far PPO lets a ratio move |
+# | $\delta$ | the TD error | the bound on the KL divergence (TRPO) |
+# | $r$ | a reward | the residual of conjugate gradients (TRPO), whose directions are $p$ and lengths $\alpha$ |
 # | $\rho$ | the ratio of two probabilities (PPO) | the correlation of a sequence with itself |
 # | $\lambda$ | the weight of later TD errors (GAE) | what a large action costs (DrQ-v2) |
 # | $z$ | a logit | the gates of an LSTM (DRQN) |

@@ -16,8 +16,8 @@
 #
 # So far you have learned values and then acted on them. In this chapter you train the policy itself: a
 # network outputs the probability of each action, and you change its parameters so that good actions become
-# more likely. You derive the gradient of a return, see how noisy it is, and take the noise away in three
-# steps: a baseline, a value network, and generalised advantage estimation (GAE). What results is
+# more likely. You derive the gradient of a return, see how noisy it is, and reduce the noise in three steps:
+# the reward-to-go, a value network as baseline, and generalised advantage estimation (GAE). What results is
 # *advantage actor-critic* (A2C), for discrete and for continuous actions. The figure shows five runs of it.
 #
 # | | |
@@ -160,18 +160,20 @@ assert abs(best_p - 0.59) < 0.011 and abs(corridor_return(best_p) + 11.66) < 0.0
 # $$\nabla J = \sum P_\theta\, G\, \nabla \log P_\theta
 #   = \text{mean}\Bigl[\,G \sum_t \nabla \log \pi_\theta(a_t \mid s_t)\Bigr]$$
 #
-# So you can estimate the gradient from episodes alone, without knowing the laws of the environment. One more
-# step is free: an action cannot change the rewards before it. So replace $G$ by the sum of the rewards from $t$
-# on, the *reward-to-go* $G_t = r_t + \gamma r_{t+1} + \gamma^2 r_{t+2} + \dots$:
+# So you can estimate the gradient from episodes alone, without knowing how the environment works. One more step
+# is free. An action cannot change the rewards before it, and given those rewards the mean of
+# $\nabla \log \pi_\theta$ over the action is 0. So their products add only noise, and you can replace $G$ by the
+# sum of the rewards from $t$ on, the *reward-to-go* $G_t = r_t + \gamma r_{t+1} + \gamma^2 r_{t+2} + \dots$:
 #
 # $$\nabla J = \text{mean}\Bigl[\sum_t G_t\, \nabla \log \pi_\theta(a_t \mid s_t)\Bigr]$$
 #
-# (With $\gamma < 1$ this is the gradient that people use, not quite the gradient of the discounted return:
-# that would have another $\gamma^t$ in front, and nearly forget the late steps.)
+# (With $\gamma < 1$ this is not quite the gradient of the discounted return, which would have another factor
+# $\gamma^t$ in each term. People leave it out, because it would make the late steps count for almost nothing.)
 #
 # PyTorch can do this if you give it a loss whose gradient it is, $-\sum_t G_t \log \pi_\theta(a_t \mid s_t)$.
-# By hand, with the two doors of *Basics*, which pay 2 and 10: at $\theta = 0$ both have the probability 1/2,
-# the samples of the gradient are $-1$ and $5$, and their mean is 2.
+# By hand, with the two doors of *Basics*, which pay 2 and 10: at $\theta = 0$ both have the probability 1/2. The
+# derivative of $\log \pi$ is $-1/2$ for the left door and $+1/2$ for the right one, so the samples are
+# $2 \cdot (-1/2) = -1$ and $10 \cdot 1/2 = 5$, and their mean is 2.
 
 # %%
 theta = torch.zeros((), requires_grad=True)
@@ -186,23 +188,25 @@ assert samples == [-1.0, 5.0] and np.mean(samples) == 2.0
 # %% [markdown]
 # ## The policy
 #
-# The policy is a network from an observation to a distribution over actions, as `torch.distributions` has
-# it: an object with `log_prob`, `entropy` and `mode`.
+# The policy is a network from an observation to a distribution over actions. The distribution is an object of
+# `torch.distributions`, with `log_prob`, `entropy` and `mode`.
 #
-# - For a few actions it is *categorical*. The network outputs a number $z_a$, a *logit*, for each action, and
+# - For discrete actions it is *categorical*. The network outputs a number $z_a$, a *logit*, for each action, and
 #   $\pi(a \mid s) = e^{z_a} / \sum_i e^{z_i}$.
-# - For real numbers it is a *Gaussian*. The network outputs the mean $\mu$ of each action dimension; the
+# - For continuous actions it is a *Gaussian*. The network outputs the mean $\mu$ of each action dimension; the
 #   standard deviation $\sigma$ is a parameter of its own, the same in every state. Dimensions are independent,
 #   so their log-probabilities add up:
 #   $\log \pi(a \mid s) = \sum_i \bigl[-\tfrac12 \bigl(\tfrac{a_i - \mu_i}{\sigma_i}\bigr)^2 - \log \sigma_i
 #   - \tfrac12 \log 2\pi\bigr]$.
 #
-# The hidden layers have tanh between them. Their weights start *orthogonal*: each matrix keeps the length of
-# what passes through, times a factor, the *gain*. The gain of the last layer of the policy is 0.01, so all
-# actions start with nearly the same probability and the first data is diverse.
+# The hidden layers have tanh between them. Their weights start *orthogonal*: each matrix with at least as many
+# outputs as inputs keeps the length of its input, times a factor, the *gain*. The gain of the last layer of the
+# policy is 0.01, so all actions start with nearly the same probability and the first data is diverse.
 #
-# To sample from the categorical one, add *Gumbel* noise to the logits and take the largest: that has exactly
-# the probabilities of the formula, and the noise can come from the agent's own generator.
+# To sample from the categorical one, add *Gumbel* noise to each logit, $-\log(-\log u)$ with $u$ uniform between
+# 0 and 1, and take the largest. It falls on each action with exactly the probability of the formula. The
+# distribution's own `sample` would do the same, but from PyTorch's global generator. This way the noise
+# comes from a generator that belongs to the agent, so a run can be repeated.
 
 # %%
 #| export
@@ -323,10 +327,12 @@ def play(env: gym.Env, policy: nn.Module, generator: np.random.Generator) -> tup
     return torch.from_numpy(np.array(observations)), torch.tensor(actions), rewards
 
 
-def reinforce(env_id: str, policy: nn.Module, steps: int, gamma: float, lr: float) -> list[list]:
+def reinforce(
+    env_id: str, policy: nn.Module, steps: int, gamma: float, lr: float, seed: int = 0
+) -> list[list]:
     """Train a policy for some steps; return the rewards of each episode."""
-    env, generator, history = make_env(env_id), np.random.default_rng(0), []
-    env.reset(seed=0)
+    env, generator, history = make_env(env_id), np.random.default_rng(seed), []
+    env.reset(seed=seed)
     optimizer = torch.optim.Adam(policy.parameters(), lr=lr)
     while sum(map(len, history)) < steps:
         obs, action, rewards = play(env, policy, generator)
@@ -339,18 +345,23 @@ def reinforce(env_id: str, policy: nn.Module, steps: int, gamma: float, lr: floa
 
 # %% [markdown]
 # First the corridor, where no greedy policy arrives. The policy has one input that never changes, so it is one
-# number, the probability of going right:
+# number, the probability of going right. Start it far from the best, at about 0.18:
 
 # %%
 torch.manual_seed(0)
 lost = CategoricalPolicy(inputs=1, actions=2, hidden=())
+nn.init.constant_(lost.mlp[-1].bias[1], -1.5)  # 1 / (1 + e^1.5) = 0.18
+p_before = lost(torch.ones(1, 1)).probs[0, 1].item()
 history = reinforce("Corridor-v0", lost, steps=12_000, gamma=1.0, lr=0.01)
 p = lost(torch.ones(1, 1)).probs[0, 1].item()
-recent = np.mean([sum(rewards) for rewards in history[-200:]])
-print(f"goes right with probability {p:.2f}; mean return of the last 200 episodes: {recent:.1f}")
-assert corridor_return(p) > -20
+for when, x in (("before", p_before), ("after", p)):
+    print(f"{when:>6}: right with probability {x:.2f}, mean return {corridor_return(x):.1f}")
+assert corridor_return(p_before) < -20 and corridor_return(p) > -15
 
 # %% [markdown]
+# It climbs nearly to the top, and not always to 0.59: there the curve is flat, so a policy that is a little off
+# loses almost nothing, and its gradient is small.
+#
 # Then CartPole, with two hidden layers and 50,000 steps:
 
 # %%
@@ -369,7 +380,8 @@ label_curves(ax, "REINFORCE on CartPole", "return of each episode")
 plt.show()
 
 # %% [markdown]
-# It learns, slowly and with setbacks. The reason is noise.
+# It learns, and then it falls back from over 300 to about 100. One likely reason is noise: each step follows the
+# gradient of a single episode.
 #
 # ## How noisy is it?
 #
@@ -378,9 +390,10 @@ plt.show()
 # agree.
 #
 # A **baseline** makes them agree more. [Basics](basics.ipynb) has shown it for two doors: subtract a number
-# that does not depend on the action, and the mean stays the same, because the mean of $\nabla \log \pi$ is 0. The
-# best guess of what a state pays anyway is its value. So learn $V(s)$, a second network, by regression on
-# the rewards-to-go, and weigh each action by its **advantage**: how much better did it turn out than expected?
+# that does not depend on the action, and the mean stays the same, because the mean of $\nabla \log \pi$ is 0. A good
+# baseline is the return that you expect from this state whatever you do next: its value. So learn $V(s)$, a
+# second network, by regression on the rewards-to-go, and weigh each action by its **advantage**: how much better
+# did it turn out than expected?
 #
 # $$A_t = G_t - V(s_t)$$
 
@@ -453,10 +466,10 @@ print(f"length of the mean gradient (the arrow): {np.linalg.norm(mean):.1f}")
 assert noise["whole return"] > noise["reward-to-go"] > noise["advantage"]
 
 # %% [markdown]
-# Each dot is the gradient of one episode, seen in two of its several thousand dimensions; the small orange arrow
-# is the mean. The spread, the root mean squared distance from the mean over all dimensions, is in the titles. With
-# the whole return, an episode's gradient has little to do with the mean. The reward-to-go helps, and the
-# advantage helps more.
+# Each dot is the gradient of one episode, seen in two of its several thousand dimensions; the orange arrow is the
+# mean of the advantage gradients, the same in all panels. The spread, the root mean squared distance from the mean
+# over all dimensions, is in the titles. With the whole return, an episode's gradient has little to do with the
+# mean. The reward-to-go helps, and the advantage helps more.
 #
 # ## Generalised advantage estimation
 #
@@ -467,17 +480,17 @@ assert noise["whole return"] > noise["reward-to-go"] > noise["advantage"]
 #
 # is an estimate of the advantage from one step. It has little noise, and it is wrong wherever $V$ is wrong.
 # Between the two there is a whole family. *Generalised advantage estimation* (Schulman et al. 2016) sums the
-# TD errors from $t$ on, with weights that fall by $\gamma\lambda$ a step:
+# TD errors from $t$ on, with weights that shrink by the factor $\gamma\lambda$ at each step:
 #
 # $$\hat A_t = \delta_t + \gamma\lambda\, \delta_{t+1} + (\gamma\lambda)^2\, \delta_{t+2} + \dots$$
 #
 # With $\lambda = 0$ it is the TD error. With $\lambda = 1$ the values in the middle cancel, and it is the
 # reward-to-go minus the value.
 #
-# The sum ends with the episode, and there are three ways to end. If the step **terminated**, nothing follows:
-# $\delta_t$ has no next value. If the episode was **truncated**, by a time limit or by a checkpoint, it would have
-# gone on: $\delta_t$ has the value of the true last observation, and the sum stops there. If the **rollout** is
-# over, the same holds.
+# The sum stops in three cases. If the step **terminated**, nothing follows, and $\delta_t$ has no next value. If the
+# episode was **truncated**, it would have gone on: $\delta_t$ contains the value of the true last observation. (A time
+# limit truncates, and so does a checkpoint, which resets all environments.) If the **rollout** is full, the last
+# step counts like a truncated one.
 #
 # By hand: $\gamma = 1$, $\lambda = 0.5$, the rewards 1, 1, 3 and the values 2, 3, 1. If the last step
 # terminated, the TD errors are $1 + 3 - 2 = 2$, $1 + 1 - 3 = -1$ and $3 - 1 = 2$. From the back:
@@ -502,11 +515,10 @@ def gae(
             shapes = f"{tuple(tensor.shape)} and {tuple(reward.shape)}"
             raise ValueError(f"{name} and reward must both be (time, envs), not {shapes}.")
     td_error = reward + gamma * next_value * ~terminated - value
-    goes_on = ~(terminated | ended)
     advantage = torch.zeros_like(td_error)
     following = torch.zeros_like(td_error[0])  # the advantage one step later
     for t in reversed(range(len(td_error))):
-        following = td_error[t] + gamma * gae_lambda * following * goes_on[t]
+        following = td_error[t] + gamma * gae_lambda * following * ~ended[t]
         advantage[t] = following
     return advantage
 
@@ -526,9 +538,9 @@ assert terminates.flatten().tolist() == [2, 0, 2] and truncates.flatten().tolist
 # %% [markdown]
 # Which $\lambda$? Try it where the truth is known. A walker on seven squares steps left or right at random;
 # beyond the right end it gets 1, beyond the left end 0. The value of square $k$ is $k/8$. In the middle a step
-# to the right leads from $4/8$ to $5/8$, so its advantage is $1/8$. Now let the value network be half trained:
-# it is right in the middle, and sees half of every difference. Take 4,000 walks that begin with a step to the
-# right, and estimate that advantage.
+# to the right leads from $4/8$ to $5/8$, so its advantage is $1/8$. Now let the value network be half trained: its
+# value is correct for the middle square, but every difference from there is only half as large as it should be.
+# Take 4,000 walks that begin with a step to the right, and estimate that advantage.
 
 # %%
 def random_walks(count: int, length: int = 300) -> tuple[Tensor, Tensor, Tensor]:
@@ -577,7 +589,7 @@ assert abs(bias[0] + 1 / 16) < 1e-6 and abs(bias[-1]) < 0.03 and 0 < error.argmi
 # `num_steps` steps of each of `num_envs` environments, learns from it, and throws it away. The environments are
 # at different points of their episodes, which makes a batch diverse.
 #
-# The buffer is a row of arrays of the shape (time, envs, …). It stores the action *as it was sampled*:
+# The buffer is a set of arrays of the shape (time, envs, …). It stores the action *as it was sampled*:
 # a Gaussian may sample a torque of 2.7 where the environment allows 2. The environment gets 2, but the
 # log-probability has to be that of 2.7, because this is what the policy did. It stores both `terminated` and
 # `ended`, as `gae` needs them. One case is easy to overlook: if you call `learn` twice, the second call starts
@@ -665,7 +677,7 @@ class RolloutBatch:
 
 # %% [markdown]
 # By hand: two environments and three steps. In the first environment the episode terminates at the second
-# step; in the second one a new episode begins at the third step without a word.
+# step; in the second one a new episode begins at the third step, although no end was reported.
 
 # %%
 rollout = RolloutBuffer(3, 2, gym.spaces.Box(-9, 9, (1,)), gym.spaces.Discrete(2))
@@ -673,7 +685,8 @@ quiet = np.zeros(2, bool)
 starts, terminations = (quiet, quiet, np.array([True, True])), (quiet, np.array([True, False]), quiet)
 for t, (start, terminated) in enumerate(zip(starts, terminations, strict=True)):
     obs = np.full((2, 1), t)
-    step = Transition(obs, quiet, np.ones(2), obs + 1, terminated, quiet, start, None)
+    step = Transition(obs=obs, action=quiet, reward=np.ones(2), next_obs=obs + 1, terminated=terminated,
+                      truncated=quiet, episode_start=start, state=None)
     rollout.add(step, action=np.array([0, 1]), reward=step.reward)
 print("terminated:", rollout.terminated.tolist(), " ended:", rollout.ended.tolist())
 assert rollout.full and rollout.obs.shape == (3, 2, 1)
@@ -688,10 +701,12 @@ assert rollout.ended.tolist() == [[False, False], [True, True], [False, False]]
 #  + c_V \underbrace{\operatorname{mean}\bigl[(V(s) - y)^2\bigr]}_{\text{value loss}}
 #  - c_H \underbrace{\operatorname{mean}\bigl[H(\pi_\theta(\cdot \mid s))\bigr]}_{\text{entropy}}$$
 #
-# The value network is trained towards $y = \hat A + V(s)$ with the old $V$, a bootstrapped estimate of the
-# return. The *entropy* $H$ says how undecided the policy is; a small bonus for it keeps the policy from
-# deciding too soon. Advantages may be *normalised*, so that a batch has the mean 0 and the standard deviation
-# 1, and the size of the gradient does not depend on the size of the rewards.
+# The value network is trained towards $y = \hat A + V(s)$, with the $V$ from before the update, a bootstrapped
+# estimate of the return. The *entropy* $H = -\sum_a \pi(a \mid s) \log \pi(a \mid s)$ says how undecided the policy
+# is: $\log 2 = 0.69$ for two equally likely actions, 0 for a certain one. (The unit is the *nat*, since the logarithm
+# is the natural one.) A small bonus for it keeps the policy from deciding too soon. Advantages may be *normalised*,
+# so that a batch has the mean 0 and the standard deviation 1, and the size of the gradient does not depend on the
+# size of the rewards.
 #
 # One number is there to watch: the *explained variance*
 # $1 - \operatorname{var}(y - V) / \operatorname{var}(y)$. It is 1 if the values predict the returns, and 0 if they
@@ -771,13 +786,14 @@ torch.testing.assert_close(weight.grad, torch.tensor([0.3, 0.4]))
 # %% [markdown]
 # ## Settings
 #
-# [Settings](settings.ipynb) says how each becomes a keyword, a key in YAML and a flag. `bootstrap_truncated` is
-# there to measure what it is worth; leave it on.
+# [Settings](settings.ipynb) says how each becomes a keyword, a key in YAML and a flag. Whoever learns from rollouts
+# shares the first class; the second has what the loss of A2C needs. `bootstrap_truncated` is there to measure what
+# it is worth; leave it on.
 
 # %%
 #| export
-class A2CConfig(Config):
-    """The settings of A2C."""
+class RolloutConfig(Config):
+    """The settings of agents that learn from rollouts."""
 
     num_envs: int = Field(default=8, ge=1, description="Environments that step side by side.")
     num_steps: int = Field(default=16, ge=1, description="Steps of each environment in a rollout.")
@@ -799,13 +815,6 @@ class A2CConfig(Config):
     lr: float = Field(default=1e-3, gt=0, description="Learning rate of Adam.")
     lr_decay_from: float = Field(
         default=1.0, ge=0, le=1, description="Fraction of the run after which lr falls to 0."
-    )
-    value_coefficient: float = Field(default=0.5, ge=0, description="Weight of the value loss.")
-    entropy_coefficient: float = Field(
-        default=0.0, ge=0, description="Weight of the entropy bonus."
-    )
-    max_grad_norm: float | None = Field(
-        default=0.5, gt=0, description="Longer gradients are shortened to this norm."
     )
     normalize_advantages: bool = Field(
         default=False, description="Give the advantages of a batch mean 0 and deviation 1."
@@ -833,6 +842,18 @@ class A2CConfig(Config):
     def lr_now(self, step: int) -> float:
         """Return the learning rate at a step."""
         return decayed(self.lr, step / self.total_steps, self.lr_decay_from)
+
+
+class A2CConfig(RolloutConfig):
+    """The settings of A2C."""
+
+    value_coefficient: float = Field(default=0.5, ge=0, description="Weight of the value loss.")
+    entropy_coefficient: float = Field(
+        default=0.0, ge=0, description="Weight of the entropy bonus."
+    )
+    max_grad_norm: float | None = Field(
+        default=0.5, gt=0, description="Longer gradients are shortened to this norm."
+    )
 
 # %% [markdown]
 # ## The agent
@@ -988,8 +1009,8 @@ def train_a2c(config: A2CConfig, progress: bool = True) -> RunResult:
 #
 # The tiny environments with known values, as in [DQN](dqn.ipynb): two steps with a reward at the end are worth
 # $\gamma$ and 1; a reward of 1 for ever, cut off every 10 steps, is worth $1/(1-\gamma) = 10$ for $\gamma = 0.9$.
-# The last one would fail if a truncated step counted as terminated. In the third environment the best action
-# is known, for choices and for real numbers: at the observation $x$ the action $x/2$ pays most.
+# The second would fail if a truncated step counted as terminated. In the third, with continuous actions, the best
+# action is known: at the observation $x$ the action $x/2$ pays most.
 
 # %%
 PROBE: dict[str, Any] = {"hidden": (16,), "num_steps": 8, "lr": 1e-2, "gamma": 0.9, "eval_every": 0}
@@ -1013,11 +1034,19 @@ assert np.allclose(best, [-0.5, 0.5], atol=0.15)
 # %% [markdown]
 # ## A live run
 #
-# CartPole with the shipped settings, but only the 50,000 steps that REINFORCE had above:
+# CartPole with the shipped settings, but only the 50,000 steps that REINFORCE had above. This is how they differ
+# from the defaults; with `lr_decay_from` 0 the learning rate falls to 0 over the whole run:
+
+# %%
+agent = A2C.from_config("cartpole", total_steps=50_000, seed=0)
+default = A2CConfig()
+print(f"{'setting':24}{'default':>10}{'this run':>10}")
+for name, setting in agent.config:
+    if setting != getattr(default, name):
+        print(f"{name:24}{getattr(default, name)!s:>10}{setting!s:>10}")
 
 # %%
 began = time.process_time()
-agent = A2C.from_config("cartpole", total_steps=50_000, seed=0)
 result = train(agent)
 print(f"{time.process_time() - began:.0f} seconds of one core, {agent.updates} updates")
 steps, returns = result.curve("eval_return_mean")
@@ -1030,7 +1059,8 @@ ends, window = np.cumsum(reinforce_returns), 20
 smooth = np.convolve(reinforce_returns, np.ones(window) / window, mode="valid")
 left.plot(ends[window - 1 :], smooth, color=COLORS["reference"], label="REINFORCE, mean of 20 episodes")
 label_curves(left, "CartPole-v1, one seed each")
-left.legend()
+left.set(ylim=(0, 660))
+left.legend(loc="upper left")
 right.plot(*result.curve("explained_variance"), color=COLORS["a2c"], label="explained variance")
 right.plot(*result.curve("entropy"), "--", color=COLORS["a2c"], label="entropy (nats)")
 label_curves(right, ylabel="")
@@ -1039,10 +1069,34 @@ right.legend()
 plt.show()
 
 # %% [markdown]
-# The same number of steps and the same networks. REINFORCE made one noisy step per episode, A2C one calmer step
-# per rollout of 512 steps from eight environments. On the right, the policy becomes more certain as it learns.
-# The explained variance stays near 0. Most states of a long episode are worth about the same, so there is little
-# to explain; what counts is that the few states from which the pole falls are worth less.
+# One seed each, with the same number of steps and the same policy network; A2C is evaluated greedily, REINFORCE as
+# it explored. REINFORCE rises as fast for 15,000 steps and collapses at about 32,000. It made a noisy step after
+# each of 405 episodes, A2C 97 calmer ones, each from 512 steps of eight environments. On the right, the policy
+# becomes more certain as it learns. But the explained variance stays near 0: after 97 updates the value network is
+# little better than a constant. Its values are far too low, too. A state with 100 steps to go is worth
+# $(1 - 0.98^{100})/0.02 = 43$, and the network says about 19. Adam moves a weight by about its learning rate at each
+# update, and 97 such steps do not take a network from 0 to 43.
+#
+# What does such a value network contribute? Its level. If $V$ is 19 everywhere, a step that goes on has the TD
+# error $1 + 0.98 \cdot 19 - 19 = 0.62$, and a fall has $1 - 19 = -18$. With $V = 0$ both would be 1. With
+# $\lambda = 0.95$ the actions before a fall get most of it, and the rest of an advantage comes from rewards. So the
+# policy learns nevertheless.
+#
+# Smaller values are easier to reach. Multiply the rewards by 0.05, and train once more:
+
+# %%
+scaled = A2C.from_config("cartpole", total_steps=50_000, seed=0, reward_scale=0.05)
+scaled_result = train(scaled)
+late = {}
+for name, run in (("rewards of 1", result), ("rewards of 0.05", scaled_result)):
+    late[name] = run.curve("explained_variance")[1][-10:].mean()
+    scores = run.curve("eval_return_mean")[1]
+    print(f"{name:>15}: explained variance {late[name]:.2f}, return {scores[-1]:.0f}, best {scores.max():.0f}")
+assert late["rewards of 0.05"] > late["rewards of 1"]
+
+# %% [markdown]
+# Now the values explain most of what there is to explain. The return is another matter: this seed reaches 500 and
+# falls back to 136, another seed may not. Better values do not make a policy that stays good by themselves.
 #
 # ## Watch it
 #
@@ -1062,21 +1116,25 @@ env.close()
 filmstrip(frames)
 
 # %% [markdown]
-# And a look inside. DQN had a value for each action and a sharp line between left and right. Here both networks
-# answer a question each. On the left, how likely is a push to the right, for a cart at rest in the middle? There
-# is a narrow band in which the policy is undecided. On the right, what is this state worth?
+# And a look inside. DQN had a value for each action and a sharp line between left and right. Here each network
+# answers one question. On the left, how likely is a push to the right, for a cart at rest in the middle? There is a
+# narrow band in which the policy is undecided. In the middle, what is this state worth? The network says 17 to 19.3
+# everywhere. On the right is the value network that was trained with small rewards, divided by their scale: its
+# values range from 17 to 52 and are lowest where the pole turns fast to the right. Fast turns to the left still
+# look safe to it.
 
 # %% tags=["hide-input"]
 angles, speeds = np.linspace(-0.21, 0.21, 61), np.linspace(-2.5, 2.5, 61)
 grid = np.zeros((61, 61, 4), dtype=np.float32)
 grid[..., 2], grid[..., 3] = angles[None, :], speeds[:, None]
 grid = grid.reshape(-1, 4)
-figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4))
+figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3.2))
 extent = (angles[0], angles[-1], speeds[0], speeds[-1])
 labels = ("angle of the pole [rad]", "speed of the pole [rad/s]")
 chance = agent.probabilities(grid)[:, 1].reshape(61, 61)
 plot_heatmap(left, chance, extent, *labels, "probability of pushing right", (0, 1))
-plot_heatmap(right, agent.values(grid).reshape(61, 61), extent, *labels, "value")
+plot_heatmap(middle, agent.values(grid).reshape(61, 61), extent, *labels, "value")
+plot_heatmap(right, scaled.values(grid).reshape(61, 61) / 0.05, extent, *labels, "value, small rewards / 0.05")
 plt.show()
 falls_left, falls_right = agent.probabilities(np.array([[0, 0, -0.1, -1], [0, 0, 0.1, 1]], np.float32))[:, 1]
 assert falls_left < 0.5 < falls_right  # it pushes the cart under the pole
@@ -1096,12 +1154,18 @@ plt.show()
 print(made_by(parts))
 
 # %% [markdown]
-# **λ** decides here. With $\lambda = 0$ every seed ends below 10, a policy that always pushes to the same side. A
+# **λ** matters most here. With $\lambda = 0$ every seed ends below 10, the return of a policy that always pushes to
+# the same side. A
 # likely reason: the TD errors of an untrained value network say little, normalising makes them as large as
 # good ones, and the policy becomes certain before the values are right. With $\lambda = 1$ all seeds learn, slowly,
-# and none ends above 250. In between, the whole algorithm ends at an IQM of 398, but the seeds differ widely, from 97
-# to 482: 30,000 steps are too few, and the first figure shows what 100,000 bring. **Several environments** bought
-# nothing that five seeds could show. One environment, with rollouts of the same 512 steps, ends no worse; it only takes
+# and none ends above 250. Here, too, the values are a likely reason. If $V$ is the same everywhere and the pole
+# does not fall, a step $k$ steps before the end of a rollout gets the advantage $(1 - \gamma^k)(50 - V)$. While $V$ is too
+# low, this says where the rollout was cut, not what the action was worth. With $\lambda = 0.95$ mostly the last 14 of
+# the 64 steps suffer from it, since $1/(1 - \gamma\lambda) = 14.5$.
+#
+# With $\lambda = 0.95$, the whole algorithm ends at an IQM of 398, but the seeds differ widely, from 97 to 482: 30,000
+# steps are too few, and the first figure shows what 100,000 bring. **Several environments** made no difference to
+# the return that five seeds could show. One environment, with rollouts of the same 512 steps, ends no worse; it only takes
 # two to three times as long, since each of its steps is a forward pass of its own.
 #
 # ## Honest edges
@@ -1113,14 +1177,15 @@ print(made_by(parts))
 # | A3C: many processes, each with its own copy of the networks | several environments that step together (A2C) | the same data in one process; a common simplification |
 # | RMSProp | Adam, with ε = 10⁻⁵ as in common implementations | one optimiser for the whole book |
 # | one network with two heads, for images | two networks | vectors are cheap, and the two losses do not compete |
-# | 5-step returns | GAE | λ = 1 and `num_steps: 5` give back the 5-step returns |
+# | 5-step returns | GAE | with λ = 1 and `num_steps: 5` these are returns of up to 5 steps |
 #
 # - The papers' scores are for Atari and robots; nothing here claims to reproduce them.
 # - A checkpoint resets all environments, as everywhere in this book. It counts as a truncation: `gae`
 #   bootstraps there with the value of the true last observation.
 # - Continuous actions are clipped at the bounds, not squashed as in [SAC](sac.ipynb). A mean far outside the
 #   bounds gets no feedback from the environment.
-# - Observations are not normalised while learning. Where their sizes differ much, scale them in a wrapper.
+# - Observations are not normalised unless you ask for it. Where their sizes differ much, set
+#   `normalize_observations` ([What the network sees](preprocess.ipynb)).
 # - A2C makes one gradient step from each rollout and throws it away. [PPO](ppo.ipynb) makes more of it.
 #
 # ## Exercises
@@ -1172,7 +1237,7 @@ print(made_by(parts))
 # </details>
 
 # %% [markdown]
-# **Exercise 3 (a planted bug).** A colleague writes GAE in fewer words. It trains on CartPole, though not well.
+# **Exercise 3 (a planted bug).** A colleague writes GAE in fewer words.
 # Look at the hand example with a truncated last step, and at an episode that ends in the middle of a rollout.
 
 # %%
@@ -1262,8 +1327,8 @@ print("truncated, with the bug:", shown.flatten().tolist(), " by hand: [3, 2, 6]
 # </details>
 
 # %% [markdown]
-# **Exercise 5.** Give the policy and the value network a common body, as for images, by overriding `make_policy`
-# and `make_value_network`. What has to be true of the optimiser?
+# **Exercise 5.** Give the policy and the value network a common body, as for images, by overriding
+# `make_value_network`. What has to be true of the optimiser?
 #
 # <details>
 # <summary>Solution</summary>

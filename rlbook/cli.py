@@ -29,6 +29,7 @@ __all__ = [
     "sweep_command",
     "tangle_command",
     "train_command",
+    "tune_command",
     "watch_command",
 ]
 
@@ -468,6 +469,42 @@ def sweep_command(parser: Parser, arguments: list[str]) -> int:
         jobs=options.jobs,
         backend=options.backend,
         command=shlex.join(["rlbook", "sweep", *arguments]),
+    )
+    return 0
+
+
+@command("tune", "rlbook tune dqn --config cartpole --trials 20 --seeds 2 --run-dir runs/tune")
+def tune_command(parser: Parser, arguments: list[str]) -> int:
+    """Search for good settings; write the best as a config."""
+    parser.add_argument("--trials", type=count, default=20, metavar="N", help="how many [20]")
+    parser.add_argument("--seeds", type=count, default=1, metavar="N", help="of each trial [1]")
+    where = "YAML of ranges and choices [the one that comes with the algorithm]"
+    parser.add_argument("--space", metavar="FILE", help=where)
+    parser.add_argument("--no-prune", action="store_true", help="do every trial to its end")
+    parser.add_argument("--jobs", type=count, metavar="N", help="runs at a time [one per core]")
+    backends = "local, or ray: the cluster that ray.init() finds [local]"
+    parser.add_argument("--backend", default="local", metavar="NAME", help=backends)
+    result = "JSON of all trials, beside result.json in the directory of the search"
+    parser.add_argument("--out", metavar="FILE", help=result)
+    agent_class, settings, options = parse_training(parser, arguments)
+    from rlbook.agent import algorithm_name
+    from rlbook.tune import find_space, tune
+
+    first = Config(seed=settings.pop("seed", 0)).seed
+    directory = Config(run_dir=settings.pop("run_dir", None)).run_dir
+    space = find_space(algorithm_name(agent_class), options.space)
+    tune(
+        algorithm_name(agent_class),
+        settings,
+        space={name: given for name, given in space.items() if name not in vars(options)},
+        trials=options.trials,
+        seeds=list(range(first, first + options.seeds)),
+        directory=directory,
+        out=options.out,
+        jobs=options.jobs,
+        backend=options.backend,
+        prune=not options.no_prune,
+        command=shlex.join(["rlbook", "tune", *arguments]),
     )
     return 0
 

@@ -7,6 +7,7 @@ __all__ = [
     "GaussianPolicy",
     "RolloutBatch",
     "RolloutBuffer",
+    "RolloutConfig",
     "TanhMLP",
     "ValueNetwork",
     "a2c_loss",
@@ -131,11 +132,10 @@ def gae(
             shapes = f"{tuple(tensor.shape)} and {tuple(reward.shape)}"
             raise ValueError(f"{name} and reward must both be (time, envs), not {shapes}.")
     td_error = reward + gamma * next_value * ~terminated - value
-    goes_on = ~(terminated | ended)
     advantage = torch.zeros_like(td_error)
     following = torch.zeros_like(td_error[0])  # the advantage one step later
     for t in reversed(range(len(td_error))):
-        following = td_error[t] + gamma * gae_lambda * following * goes_on[t]
+        following = td_error[t] + gamma * gae_lambda * following * ~ended[t]
         advantage[t] = following
     return advantage
 
@@ -263,8 +263,8 @@ def clip_gradients(optimizer: torch.optim.Optimizer, max_norm: float | None) -> 
 
 
 # %% book/policy_gradient.py · Settings
-class A2CConfig(Config):
-    """The settings of A2C."""
+class RolloutConfig(Config):
+    """The settings of agents that learn from rollouts."""
 
     num_envs: int = Field(default=8, ge=1, description="Environments that step side by side.")
     num_steps: int = Field(default=16, ge=1, description="Steps of each environment in a rollout.")
@@ -286,13 +286,6 @@ class A2CConfig(Config):
     lr: float = Field(default=1e-3, gt=0, description="Learning rate of Adam.")
     lr_decay_from: float = Field(
         default=1.0, ge=0, le=1, description="Fraction of the run after which lr falls to 0."
-    )
-    value_coefficient: float = Field(default=0.5, ge=0, description="Weight of the value loss.")
-    entropy_coefficient: float = Field(
-        default=0.0, ge=0, description="Weight of the entropy bonus."
-    )
-    max_grad_norm: float | None = Field(
-        default=0.5, gt=0, description="Longer gradients are shortened to this norm."
     )
     normalize_advantages: bool = Field(
         default=False, description="Give the advantages of a batch mean 0 and deviation 1."
@@ -320,6 +313,18 @@ class A2CConfig(Config):
     def lr_now(self, step: int) -> float:
         """Return the learning rate at a step."""
         return decayed(self.lr, step / self.total_steps, self.lr_decay_from)
+
+
+class A2CConfig(RolloutConfig):
+    """The settings of A2C."""
+
+    value_coefficient: float = Field(default=0.5, ge=0, description="Weight of the value loss.")
+    entropy_coefficient: float = Field(
+        default=0.0, ge=0, description="Weight of the entropy bonus."
+    )
+    max_grad_norm: float | None = Field(
+        default=0.5, gt=0, description="Longer gradients are shortened to this norm."
+    )
 
 
 # %% book/policy_gradient.py · The agent

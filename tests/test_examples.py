@@ -30,7 +30,7 @@ def test_cartpole_without_velocities_runs(
     assert list(tmp_path.iterdir()) == []  # it leaves nothing behind
 
 
-@pytest.mark.parametrize("name", ["a2c_cartpole", "ppo_cartpole"])
+@pytest.mark.parametrize("name", ["a2c_cartpole", "ppo_cartpole", "trpo_cartpole"])
 def test_policies_for_cartpole_run(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -54,6 +54,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "r2d2": {**RECURRENT, "chunk_length": 6, "burn_in": 2, "overlap": 2},
     "a2c": ON_POLICY,
     "ppo": {**ON_POLICY, "epochs": 2, "minibatch_size": 4},
+    "trpo": {**ON_POLICY, "value_epochs": 2, "minibatch_size": 4},
     "sac": {**VECTOR, "env_id": "Pendulum-v1"},
     "redq": {
         **VECTOR,

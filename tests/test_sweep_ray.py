@@ -17,6 +17,7 @@ from helpers import TINY
 from rlbook.cluster import as_task, connect, import_ray, knock, run_on_ray, why_it_ended
 from rlbook.progress import Interrupted
 from rlbook.sweep import Item, make_plan, read_outcome, run_item, sweep
+from rlbook.tune import tune
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'rlbook[ray]'")
 
@@ -196,3 +197,14 @@ def test_a_cluster_that_died_and_left_its_address_is_not_waited_for(
 def test_a_task_names_its_directory_in_full() -> None:
     task = as_task(Item("dqn", "dqn", 0, "runs/a/seed_0", TINY))
     assert task["run_dir"] == str(Path.cwd() / "runs/a/seed_0")
+
+
+def test_ray_does_the_runs_of_a_search_and_gives_the_same_scores(tmp_path: Path, ray: Any) -> None:
+    settings = {**TINY, "hidden": [8]}
+    space = {"lr": {"low": 1e-4, "high": 1e-2, "log": True}}
+    found = []
+    for backend in ("local", "ray"):
+        place: dict[str, Any] = {"directory": tmp_path / backend, "backend": backend, "jobs": 1}
+        result = tune("dqn", settings, space=space, trials=2, say=lambda line: None, **place)
+        found.append([(t["state"], t["settings"], t["score"]) for t in result["trials"]])
+    assert found[0] == found[1] and found[0][0][0] == "complete"

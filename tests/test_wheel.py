@@ -91,6 +91,8 @@ def test_the_installed_wheel_works_without_the_repository(tmp_path: Path) -> Non
     listed = call("rlbook", "list")
     assert [line.split()[0] for line in listed.splitlines()[::2]] == algorithms
     assert re.search(r"configs: .*cartpole", listed)
+    code = "from rlbook.tune import find_space; print(*find_space('dqn'))"
+    assert "lr" in call("python", "-c", code).split()
     short = ["--total-steps", "2000", "--eval-every", "1000", "--eval-episodes", "3"]
     trained = call("rlbook", "train", "dqn", "--config", "cartpole", *short, "--run-dir", "run")
     assert "Done: step 2,000 with a mean return of" in trained

@@ -1,0 +1,278 @@
+"""A search for settings: killed and continued, shared, pruned, and a config that trains."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from helpers import TINY
+
+from rlbook.agent import algorithms
+from rlbook.cli import main
+from rlbook.settings import read_settings
+from rlbook.sweep import Outcome
+from rlbook.tune import Study, find_space, ranked, read_space, scores, tune
+
+pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'rlbook[tune]'")
+
+SPACE: dict[str, Any] = {
+    "lr": {"low": 1e-4, "high": 1e-2, "log": True},
+    "n_step": {"low": 1, "high": 4},
+    "hidden": [[4], [8], [4, 4]],
+}
+QUIET: dict[str, Any] = {"say": lambda line: None}
+SHORT = {**TINY, "total_steps": 300, "eval_every": 100, "eval_episodes": 2, "checkpoint_every": 50}
+
+
+def start(directory: Path, trials: int, jobs: int = 1, **settings: Any) -> subprocess.Popen[str]:
+    """Start a search in a process of its own."""
+    code = (
+        "import json, sys; from rlbook.tune import tune; a = json.loads(sys.argv[1]); "
+        "tune('dqn', a['settings'], space=a['space'], trials=a['trials'], jobs=a['jobs'], "
+        "directory=a['directory'])"
+    )
+    words = {
+        "settings": {**SHORT, **settings},
+        "space": SPACE,
+        "trials": trials,
+        "jobs": jobs,
+        "directory": str(directory),
+    }
+    command = [sys.executable, "-c", code, json.dumps(words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def tried(result: dict[str, Any]) -> list[tuple[Any, ...]]:
+    """Return what decides a search: trials, settings and scores."""
+    return [(t["trial"], t["state"], t["settings"], t["score"]) for t in result["trials"]]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A search of four trials that was left alone."""
+    directory = tmp_path_factory.mktemp("whole")
+    result = tune("dqn", SHORT, space=SPACE, trials=4, jobs=1, directory=directory, **QUIET)
+    return directory, result
+
+
+def test_the_first_trial_is_the_config_and_the_others_are_in_the_space(
+    whole: tuple[Path, dict[str, Any]],
+) -> None:
+    _, result = whole
+    assert [trial["trial"] for trial in result["trials"]] == [0, 1, 2, 3]
+    first = result["trials"][0]["settings"]
+    base = algorithms()["dqn"].config_class(**SHORT)
+    assert first["lr"] == base.lr and first["n_step"] == base.n_step  # type: ignore[attr-defined]
+    for trial in result["trials"]:
+        values = trial["settings"]
+        assert 1e-4 <= values["lr"] <= 1e-2 and values["n_step"] in range(1, 5)
+        assert values["hidden"] in SPACE["hidden"]
+    assert len({trial["settings"]["lr"] for trial in result["trials"]}) == 4
+
+
+def test_the_result_is_a_config_that_trains_and_a_sweep_of_the_best(
+    whole: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory, result = whole
+    monkeypatch.chdir(tmp_path)
+    best = ranked(result)[0]
+    assert best["score"] == max(trial["score"] for trial in result["trials"])
+    assert main(["train", "--config", str(directory / "best.yaml"), "--run-dir", "runs/a"]) == 0
+    settings = read_settings(tmp_path / "runs" / "a" / "config.yaml")
+    assert settings["algo"] == "dqn" and settings["total_steps"] == 300
+    assert {name: settings[name] for name in best["settings"]} == best["settings"]
+    top = yaml.safe_load((directory / "top.yaml").read_text())
+    assert next(iter(top["variants"])) == f"trial {best['trial']}"
+    words = ["--seed", "9", "--seeds", "1", "--jobs", "1", "--run-dir", "runs/top"]
+    assert main(["sweep", "--config", str(directory / "top.yaml"), *words]) == 0
+    assert (directory / "tune.png").stat().st_size > 5_000
+    assert json.loads((directory / "result.json").read_text()) == result
+
+
+def test_running_it_again_does_nothing_and_more_trials_go_on(
+    whole: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    directory, result = whole
+    shutil.copytree(directory, tmp_path / "copy")
+    arguments: dict[str, Any] = {"space": SPACE, "jobs": 1, "directory": tmp_path / "copy"}
+    for trials in (4, 5):
+        said: list[str] = []
+        again = tune("dqn", SHORT, trials=trials, say=said.append, **arguments)
+        assert len(again["trials"]) == trials and tried(again)[:4] == tried(result)
+        assert sum(line.startswith("[") for line in said) == trials - 4
+
+
+def test_a_search_killed_twice_ends_like_one_that_was_left_alone(
+    whole: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    for wanted in ("trial_0000/seed_0/checkpoints/*.pt", "trial_0002/seed_0/checkpoints/*.pt"):
+        process = start(tmp_path, trials=4)
+        deadline = time.monotonic() + 300
+        while not list(tmp_path.glob(wanted)):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    result = tune("dqn", SHORT, space=SPACE, trials=4, jobs=1, directory=tmp_path, **QUIET)
+    assert tried(result) == tried(whole[1])
+    assert sorted(path.name for path in tmp_path.glob("trial_*")) == [
+        f"trial_{i:04d}" for i in range(4)
+    ]
+
+
+def test_two_processes_share_a_search(tmp_path: Path) -> None:
+    processes = [start(tmp_path, trials=5) for _ in range(2)]
+    said = [process.communicate(timeout=600)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert [trial["trial"] for trial in result["trials"]] == list(range(5))
+    assert all(trial["state"] == "complete" for trial in result["trials"])
+    done = [re.findall(r"\] trial (\d+): return", text) for text in said]
+    assert all(done), "one of them did nothing"
+    both = sorted(int(number) for numbers in done for number in numbers)
+    assert both == list(range(5)), "each trial is done by one of them"
+
+
+def test_pruning_stops_a_trial_before_its_end(tmp_path: Path) -> None:
+    """Some learning rates are far too small, so that their scores stay below the others'."""
+    space = {"final_epsilon": [0.0, 0.1], "lr": {"low": 1e-5, "high": 1e-2, "log": True}}
+    settings = {**SHORT, "total_steps": 3_000, "env_id": "CartPole-v1", "eval_episodes": 5}
+    result = tune("dqn", settings, space=space, trials=9, jobs=1, directory=tmp_path, **QUIET)
+    pruned = [trial for trial in result["trials"] if trial["state"] == "pruned"]
+    assert pruned, "in nine trials some are below the median"
+    for trial in pruned:
+        place = tmp_path / f"trial_{trial['trial']:04d}" / "seed_0"
+        lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+        assert lines[-1]["global_step"] < 3_000
+        assert trial["evaluations"] < 30
+        assert "interrupted" in json.loads((place / "run.json").read_text())["ended"]
+
+
+def test_several_seeds_are_a_mean(tmp_path: Path) -> None:
+    result = tune("dqn", SHORT, space=SPACE, trials=1, seeds=[3, 5], directory=tmp_path, **QUIET)
+    (trial,) = result["trials"]
+    assert trial["score"] == pytest.approx(sum(trial["final"]) / 2, rel=1e-4)
+    assert len(trial["final"]) == 2 and trial["evaluations"] == 6
+    assert {path.name for path in (tmp_path / "trial_0000").glob("seed_*")} == {"seed_3", "seed_5"}
+
+
+def test_scores_compare_the_same_evaluation_of_all_seeds() -> None:
+    done = Outcome([1, 2, 3], [20.0, 50.0, 90.0], 1.0)
+    assert scores([], [7.0, 8.0], seen=1) == [8.0]
+    assert scores([done], [10.0, 30.0]) == [15.0, 40.0]
+
+
+def test_a_trial_that_fails_is_told_and_the_search_goes_on(tmp_path: Path) -> None:
+    said: list[str] = []
+    space = {"batch_size": [4, 500]}  # more than the buffer holds
+    settings = {**SHORT, "buffer_size": 100, "batch_size": 4}
+    arguments: dict[str, Any] = {"directory": tmp_path, "say": said.append, "jobs": 1}
+    result = tune("dqn", settings, space=space, trials=6, **arguments)
+    states = {t["settings"]["batch_size"]: t["state"] for t in result["trials"]}
+    assert states == {4: "complete", 500: "fail"}
+    assert any("must not exceed" in line for line in said)
+
+
+def test_each_algorithm_has_a_space_that_fits_its_settings() -> None:
+    for name, agent_class in algorithms().items():
+        if agent_class.__module__.startswith("rlbook."):
+            assert len(read_space(find_space(name), agent_class.config_class)) >= 4
+
+
+def test_a_setting_that_is_typed_is_not_searched(tmp_path: Path) -> None:
+    plain = {name: value for name, value in SHORT.items() if name != "hidden"}
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in plain.items()]
+    (tmp_path / "space.yaml").write_text(yaml.safe_dump(SPACE))
+    line = ["tune", "dqn", *words, "--lr", "0.002", "--trials", "1", "--seed", "7"]
+    line += ["--space", str(tmp_path / "space.yaml"), "--run-dir", str(tmp_path / "runs")]
+    assert main(line) == 0
+    result = json.loads((tmp_path / "runs" / "result.json").read_text())
+    assert "lr" not in result["trials"][0]["settings"] and result["seeds"] == [7]
+    assert read_settings(tmp_path / "runs" / "best.yaml")["lr"] == 0.002
+
+
+def test_an_algorithm_of_one_s_own_is_tuned_and_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "tuned_own.py").write_text(
+        "from rlbook.dqn import DQN\n\n\nclass Mine(DQN):\n    name = 'mine'\n"
+    )
+    Path("config.yaml").write_text(yaml.safe_dump({"algo": "tuned_own:mine", **SHORT}))
+    Path("space.yaml").write_text(yaml.safe_dump({"lr": [1e-3, 1e-2]}))
+    line = "tune --config config.yaml --space space.yaml --trials 2 --run-dir runs/tune"
+    assert main(line.split()) == 0
+    assert main(["train", "--config", "runs/tune/best.yaml", "--run-dir", "runs/a"]) == 0
+    assert main(["tune", "tuned_own:mine", "--run-dir", "runs/b"]) == 2  # without a space
+
+
+BAD: list[tuple[list[str], str]] = [
+    (["dqm"], "Did you mean 'dqn'?"),
+    (["dqn", "--trials", "0"], "must be a whole number above 0"),
+    (["dqn", "--space", "absent.yaml"], "There is no search space 'absent.yaml'"),
+    (["dqn", "--space", "empty.yaml"], "empty.yaml must hold settings"),
+    (["dqn", "--space", "name.yaml"], "Did you mean 'batch_size'?"),
+    (["dqn", "--space", "range.yaml"], "must go from a number `low` to a higher one"),
+    (["dqn", "--space", "value.yaml"], "Setting 'lr' must be above 0, not -1.0"),
+    (["dqn", "--space", "log.yaml"], "only if it is above 0"),
+    (["dqn", "--space", "text.yaml"], "must be a list of choices"),
+    (["dqn", "--space", "seed.yaml"], "'seed' cannot be searched"),
+    (["dqn", "--eval-every", "0"], "'eval_every' must be above 0"),
+    (["dqn", "--env-id", "CartPol-v1"], "Did you mean 'CartPole-v1'?"),
+    (["dqn", "--backend", "moon"], "There is no backend 'moon'"),
+    (["dqn", "--out", "a.txt"], "name a file NAME.json"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), BAD, ids=[" ".join(words) for words, _ in BAD])
+def test_mistakes_are_one_sentence(
+    words: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = {
+        "empty": "",
+        "name": "batch_sise: [1, 2]",
+        "range": "lr: {low: 1, high: 0}",
+        "value": "lr: [-1.0, 0.1]",
+        "log": "tau: {low: 0, high: 1, log: true}",
+        "text": "lr: high",
+        "seed": "seed: [1, 2]",
+    }
+    for name, text in files.items():
+        Path(f"{name}.yaml").write_text(text)
+    assert main(["tune", *words]) == 2
+    out, err = capsys.readouterr()
+    assert message in err and err.count("\n") == 1 and not out
+
+
+def test_another_search_in_the_same_directory_is_refused(tmp_path: Path) -> None:
+    space = read_space({"lr": [1e-3, 1e-2]}, algorithms()["dqn"].config_class)
+    Study("dqn", SHORT, space, [0], tmp_path, 1)
+    Study("dqn", SHORT, space, [0], tmp_path, 5)
+    with pytest.raises(ValueError, match="holds a search with other seeds"):
+        Study("dqn", SHORT, space, [0, 1], tmp_path, 1)
+    with pytest.raises(ValueError, match="holds a search with other settings"):
+        Study("dqn", {**SHORT, "gamma": 0.5}, space, [0], tmp_path, 1)
+    with pytest.raises(ValueError, match="holds a search with other space"):
+        Study("dqn", SHORT, space[:0], [0], tmp_path, 1)
+
+
+def test_without_optuna_a_sentence_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(ValueError, match=r"pip install 'rlbook\[tune\]'"):
+        tune("dqn", SHORT, directory=tmp_path)
