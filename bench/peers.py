@@ -1,13 +1,16 @@
-"""DQN and SAC of three libraries, with the same settings for all."""
+"""DQN, SAC and PPO of three libraries, with the same settings for all."""
 
 from typing import Any
 
 import gymnasium as gym
 import sbx
 import stable_baselines3 as sb3
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import configure
+from stable_baselines3.common.utils import LinearSchedule
 
 from rlbook.dqn import DQN
+from rlbook.ppo import PPO
 from rlbook.sac import SAC
 
 DQN_STARTS, DQN_EVERY, DQN_UPDATES = 1_000, 256, 128
@@ -86,6 +89,46 @@ def their_sac(library: Any, hidden: tuple[int, ...], batch_size: int) -> Any:
     )
     agent.set_logger(configure(None, []))
     return agent
+
+
+PPO_ENVS, PPO_STEPS, PPO_EPOCHS = 8, 32, 20
+
+
+def our_ppo(compiled: bool) -> PPO:
+    """PPO of this book at the settings of the RL Zoo for CartPole, without evaluations."""
+    return PPO(
+        "CartPole-v1",
+        num_envs=PPO_ENVS,
+        num_steps=PPO_STEPS,
+        minibatch_size=PPO_ENVS * PPO_STEPS,
+        epochs=PPO_EPOCHS,
+        gamma=0.98,
+        gae_lambda=0.8,
+        lr=1e-3,
+        lr_decay_from=0.0,
+        clip_range=0.2,
+        clip_range_decay_from=0.0,
+        total_steps=1_000_000,  # more than are made here: both schedules fall all the time
+        eval_every=0,
+        compile=compiled,
+    )
+
+
+def their_ppo(library: Any) -> Any:
+    """PPO of Stable-Baselines3 or SBX at the same settings."""
+    return library.PPO(
+        "MlpPolicy",
+        make_vec_env("CartPole-v1", PPO_ENVS),
+        n_steps=PPO_STEPS,
+        batch_size=PPO_ENVS * PPO_STEPS,
+        n_epochs=PPO_EPOCHS,
+        gamma=0.98,
+        gae_lambda=0.8,
+        learning_rate=LinearSchedule(1e-3, 0.0, 1.0),
+        clip_range=LinearSchedule(0.2, 0.0, 1.0),
+        ent_coef=0.0,
+        device="cpu",
+    )
 
 
 LIBRARIES = {"stable-baselines3": sb3, "sbx": sbx}

@@ -2,6 +2,7 @@
 
     python bench/speed.py [--rounds 21] [--only PART ...] [--out book/results/speed.json]
 
+A part may be one contest of the peers alone, such as peers/ppo.
 All on one thread. Times are those of the processor, which other programs do not slow down much;
 only the seconds that compiling takes are read from the clock on the wall.
 """
@@ -149,14 +150,38 @@ def measure_sac(rounds: int, hidden: tuple[int, ...], batch: int, training: bool
     return {"what": what, "unit": unit, "works": compare(works, rounds, SB3, count)}
 
 
+def measure_ppo(rounds: int) -> dict[str, Any]:
+    """Time training PPO on CartPole at the settings of the RL Zoo."""
+    from peers import LIBRARIES, PPO_ENVS, PPO_EPOCHS, PPO_STEPS, our_ppo, their_ppo
+
+    rollout = PPO_ENVS * PPO_STEPS
+    steps = 8 * rollout
+    works: dict[str, Work] = {}
+    for name in ("eager", "compiled"):
+        ours = our_ppo(name == "compiled")
+        ours.learn(2 * rollout, progress=False)
+        works[name] = partial(ours.learn, steps, progress=False)
+    for name, library in LIBRARIES.items():
+        theirs = their_ppo(library)
+        theirs.learn(2 * rollout)
+        works[name] = partial(theirs.learn, steps, reset_num_timesteps=False)
+    often = f"{PPO_EPOCHS} updates a {rollout} steps"
+    what = f"training, CartPole-v1, [64, 64], batch {rollout}, {often}"
+    return {"what": what, "unit": "a step", "works": compare(works, rounds // 2 + 1, SB3, steps)}
+
+
+CONTESTS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "dqn": measure_dqn,
+    "sac": partial(measure_sac, hidden=(256, 256), batch=256, training=False),
+    "sac, as shipped": partial(measure_sac, hidden=(64, 64), batch=128, training=False),
+    "sac, as shipped, training": partial(measure_sac, hidden=(64, 64), batch=128, training=True),
+    "ppo": measure_ppo,
+}
+
+
 def measure_peers(rounds: int) -> dict[str, Any]:
-    """Time DQN and SAC beside Stable-Baselines3 and SBX, at the same settings."""
-    return {
-        "dqn": measure_dqn(rounds),
-        "sac": measure_sac(rounds, (256, 256), 256, training=False),
-        "sac, as shipped": measure_sac(rounds, (64, 64), 128, training=False),
-        "sac, as shipped, training": measure_sac(rounds, (64, 64), 128, training=True),
-    }
+    """Time DQN, SAC and PPO beside Stable-Baselines3 and SBX, at the same settings."""
+    return {name: measure(rounds) for name, measure in CONTESTS.items()}
 
 
 # Beside bare passes -------------------------------------------------------------------------------
@@ -421,6 +446,7 @@ PARTS: dict[str, Callable[[int], dict[str, Any]]] = {
     "batching": measure_batching,
     "growth": measure_growth,
 }
+ONE_BY_ONE = PARTS | {f"peers/{name}": measure for name, measure in CONTESTS.items()}
 
 
 PEERS = ("stable-baselines3", "sbx-rl", "jax")
@@ -438,7 +464,9 @@ def main() -> None:
     """Measure all parts and write the file; with --only, the other parts stay as they are."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=21, help="turns of each contestant")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART")
+    parser.add_argument(
+        "--only", nargs="+", choices=ONE_BY_ONE, default=list(PARTS), metavar="PART"
+    )
     parser.add_argument("--out", type=Path, default=Path("book/results/speed.json"))
     options = parser.parse_args()
     partly = len(options.only) < len(PARTS) and options.out.exists()
@@ -453,7 +481,8 @@ def main() -> None:
     with torch_for_learning(1):
         for name in options.only:
             began = time.perf_counter()
-            result[name] = PARTS[name](options.rounds)
+            found, (part, _, contest) = ONE_BY_ONE[name](options.rounds), name.partition("/")
+            result[part] = {**result[part], contest: found} if contest else found
             if partly:
                 result.setdefault("made_later", {})[name] = made
             print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
