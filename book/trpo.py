@@ -41,6 +41,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, kl_divergence
 
 from rlbook.agent import Metrics, UpdateResult
+from rlbook.callbacks import Callbacks
 from rlbook.dqn import check_shapes, set_learning_rate
 from rlbook.policy_gradient import A2C, RolloutBatch, RolloutConfig, explained_variance, normalize
 from rlbook.run import RunResult, train
@@ -165,8 +166,8 @@ for sigma, distance in ((1.0, 0.005), (0.1, 0.5)):
 # %% [markdown]
 # ## What would the new policy get?
 #
-# The other half is known from [PPO](ppo.ipynb): weigh the advantages of the old policy's actions by the probability
-# ratio. TRPO calls it the *surrogate objective*, and leaves it unclipped:
+# The other half is known from [PPO](ppo.ipynb): weigh the advantages of the old policy's actions by the
+# probability ratio. TRPO calls it the *surrogate objective*, and leaves it unclipped:
 #
 # $$L(\theta) = \operatorname{mean}\Bigl[\frac{\pi_\theta(a_t \mid s_t)}{\pi_{\text{old}}(a_t \mid s_t)}\, \hat A_t\Bigr]$$
 #
@@ -612,9 +613,9 @@ class TRPO(A2C):
         return UpdateResult(metrics)
 
 
-def train_trpo(config: TRPOConfig, progress: bool = True) -> RunResult:
+def train_trpo(config: TRPOConfig, progress: bool = True, callbacks: Callbacks = ()) -> RunResult:
     """Train TRPO with these settings."""
-    return train(TRPO(config=config), progress)
+    return train(TRPO(config=config), progress, callbacks)
 
 # %% [markdown]
 # ## The step again
