@@ -32,13 +32,17 @@ $(READY): pyproject.toml constraints.txt
 
 setup: $(READY)
 
+# The chapters run into _build; `python -m rlbook.tangle run NAME` refreshes a committed notebook.
 book: $(READY)
 	@$(BIN)/python -m rlbook.tangle
-	@$(BIN)/python -m rlbook.tangle run
-	@$(MAKE) --no-print-directory site
+	@$(BIN)/python -m rlbook.tangle run --out _build/run/book
+	@cp -R book/_static _build/run/book/
+	@RLBOOK_SOURCE=_build/run $(MAKE) --no-print-directory site
 
+# From the committed notebooks, unless RLBOOK_SOURCE names the folder of others.
+site: export RLBOOK_SOURCE ?= .
 site: $(READY)
-	@$(BIN)/sphinx-build -W --keep-going -q -c book . $(SITE)
+	@$(BIN)/sphinx-build -W --keep-going -q -c book $(RLBOOK_SOURCE) $(SITE)
 	@echo "The book is built: open $(SITE)/index.html"
 
 # The server starts at the root, where jupytext finds its settings in pyproject.toml.

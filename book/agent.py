@@ -115,6 +115,7 @@ from rlbook.replay import ReplayConfig, updates_due
 from rlbook.settings import Config, gather_settings, make_config
 
 if TYPE_CHECKING:  # the loop is the next chapter: it needs the agent, and `learn` needs the loop
+    from rlbook.callbacks import Callbacks
     from rlbook.run import RunDirectory, RunResult
 
 # %% [markdown]
@@ -645,6 +646,11 @@ class Agent(ABC):
         if config.compile:
             compile_methods(self)
 
+    def __repr__(self) -> str:
+        where = f"{self.config.env_id!r}, seed={self.config.seed}"
+        learned = f"step {self.global_step:,}, {self.updates:,} updates"
+        return f"{type(self).__name__}({where}: {learned})"
+
     # What an algorithm fills in
 
     @abstractmethod
@@ -684,7 +690,9 @@ class Agent(ABC):
         _, stored = gather_settings(os.fspath(name), algorithm_name(cls))
         return cls(config=make_config(cls.config_class, {**stored, **settings}))
 
-    def learn(self, steps: int, progress: bool = True) -> "RunResult":
+    def learn(
+        self, steps: int, progress: bool = True, callbacks: "Callbacks" = ()
+    ) -> "RunResult":
         """Train for `steps` more environment steps."""
         if steps < 1:
             raise ValueError(f"learn needs at least one step, not {steps}.")
@@ -692,7 +700,7 @@ class Agent(ABC):
 
         if "total_steps" not in self.config.model_fields_set:  # nobody gave it: schedules need one
             self.config = self.config.replace(total_steps=self.global_step + steps)
-        return train(self, progress, until=self.global_step + steps)
+        return train(self, progress, callbacks, until=self.global_step + steps)
 
     def evaluate(self, episodes: int = 10, seed: int = 0) -> Evaluation:
         """Play greedy episodes that were not learned from."""
@@ -758,12 +766,12 @@ class Agent(ABC):
                 saved = copy.deepcopy(saved)  # it would keep the tensors that it is given
             part.load_state_dict(saved)
 
-    def checkpoint(self) -> dict[str, Any]:
+    def checkpoint(self, replay: bool = True) -> dict[str, Any]:
         """Return what a checkpoint holds of the agent: name, settings, interface and state."""
         state = self.state_dict()
         if broken := not_finite(state):
             raise FloatingPointError(f"{broken} is not finite any more, so nothing was saved")
-        if not self.config.checkpoint_replay:
+        if not (replay and self.config.checkpoint_replay):
             state.pop(REPLAY, None)
         return {
             "algo": algorithm_name(type(self)),

@@ -43,6 +43,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rlbook.agent import Agent, Metrics, Transition, UpdateResult
+from rlbook.callbacks import Callbacks
 from rlbook.envs import derive_seed
 from rlbook.replay import (
     Batch,
@@ -737,9 +738,9 @@ class DQN(Agent):
 
 # %%
 #| export
-def train_dqn(config: DQNConfig, progress: bool = True) -> RunResult:
+def train_dqn(config: DQNConfig, progress: bool = True, callbacks: Callbacks = ()) -> RunResult:
     """Train DQN with these settings."""
-    return train(DQN(config=config), progress)
+    return train(DQN(config=config), progress, callbacks)
 
 # %% [markdown]
 # ## Does it compute the right values?

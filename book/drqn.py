@@ -90,6 +90,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from rlbook.agent import Agent, Metrics, Transition, UpdateResult
+from rlbook.callbacks import Callbacks
 from rlbook.dqn import (
     MLP,
     DQNConfig,
@@ -851,9 +852,9 @@ class DRQN(Agent):
 
 # %%
 #| export
-def train_drqn(config: DRQNConfig, progress: bool = True) -> RunResult:
+def train_drqn(config: DRQNConfig, progress: bool = True, callbacks: Callbacks = ()) -> RunResult:
     """Train DRQN with these settings."""
-    return train(DRQN(config=config), progress)
+    return train(DRQN(config=config), progress, callbacks)
 
 
 # %% [markdown]

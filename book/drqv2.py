@@ -54,6 +54,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rlbook.agent import Agent, Metrics, Transition, UpdateResult
+from rlbook.callbacks import Callbacks
 from rlbook.dqn import MLP, check_shapes, polyak_update
 from rlbook.envs import derive_seed
 from rlbook.pixels import FrameReplay
@@ -752,9 +753,9 @@ class DrQv2(Agent):
 
 # %%
 #| export
-def train_drqv2(config: DrQv2Config, progress: bool = True) -> RunResult:
+def train_drqv2(config: DrQv2Config, progress: bool = True, callbacks: Callbacks = ()) -> RunResult:
     """Train DrQ-v2 with these settings."""
-    return train(DrQv2(config=config), progress)
+    return train(DrQv2(config=config), progress, callbacks)
 
 # %% [markdown]
 # ## Does it compute the right values?

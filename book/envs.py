@@ -53,7 +53,6 @@ import numpy as np
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from scipy.special import stdtrit
 
 # %% tags=["hide-input"]
 import itertools
@@ -774,32 +773,41 @@ plt.show()
 #
 # A policy is judged by its return, and returns differ from episode to episode. Two numbers are often written
 # after a "±". The standard deviation $s$ says how much *episodes* differ. It does not shrink when you play more
-# of them. The interval says how well you know the *mean*. It shrinks with the number $n$ of episodes:
+# of them. The interval says how well you know the *mean*, and it shrinks with the number of episodes.
 #
-# $$\bar{x} \pm t_{n-1} \frac{s}{\sqrt{n}}$$
+# How would the mean differ if you evaluated again? You have only these $n$ returns, so you pretend that they are
+# all there is: sample $n$ of them with replacement, take the mean, and repeat. The middle 95 % of these means are
+# the **bootstrap interval**. (It has nothing to do with bootstrapping from a value estimate.) It never reaches
+# beyond the smallest and the largest return, so it never shows a return that is impossible, as a mean plus or
+# minus something would.
 #
-# In 95 of 100 evaluations, this interval contains the true mean. The factor $t_{n-1}$ comes from Student's
-# distribution: 1.96 for many episodes, more for few, because then $s$ is uncertain, too. By hand: the returns 1, 2
-# and 3 have the mean 2, $s = 1$ and $t_2 = 4.303$, so the interval is $2 \pm 4.303 / \sqrt{3} = 2 \pm 2.484$.
-# ([Figures](figures.ipynb) checks how often the interval is right, and draws it around learning curves.)
+# By hand: the returns 1, 2 and 3 can be sampled in $3^3 = 27$ ways. One of them is 1, 1, 1, with the mean 1.
+# That is 3.7 % of all, more than the 2.5 % that are cut off at this end, so the interval starts at 1. In the
+# same way it ends at 3. ([Figures](figures.ipynb) checks how often the interval is right, and draws it around
+# learning curves.)
+#
+# The resampled means do not come one by one. How often each return was picked is a row of counts, and the counts
+# times the returns are all means at once. They come from a generator of their own, so that the same returns
+# always have the same interval.
 
 # %%
 #| export
 def mean_interval(
     values: np.ndarray, axis: int = 0, confidence: float = 0.95
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the mean and the two ends of its Student-t interval along `axis`."""
-    values = np.asarray(values, dtype=np.float64)
-    count = values.shape[axis]
-    mean = values.mean(axis)
+    """Return the mean and the two ends of its bootstrap interval along `axis`."""
+    values = np.moveaxis(np.asarray(values, dtype=np.float64), axis, 0)
+    count, mean = len(values), values.mean(axis=0)
     if count < 2:  # one value has no spread to estimate
         return mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan)
-    half = stdtrit(count - 1, 0.5 + confidence / 2) * values.std(axis, ddof=1) / np.sqrt(count)
-    return mean, mean - half, mean + half
+    counts = np.random.default_rng(0).multinomial(count, [1 / count] * count, size=2_000)
+    means = np.tensordot(counts / count, values, axes=1)  # (resamples, ...)
+    low, high = np.quantile(means, [0.5 - confidence / 2, 0.5 + confidence / 2], axis=0)
+    return mean, low, high
 
 # %%
 mean, low, high = mean_interval(np.array([1.0, 2.0, 3.0]))
-assert mean == 2 and abs(high - mean - 2.484) < 1e-3 and abs(mean - low - 2.484) < 1e-3
+assert np.allclose([mean, low, high], [2, 1, 3])
 assert np.isnan(mean_interval(np.array([1.0]))[1])  # one episode says nothing about the spread
 
 # %% [markdown]
@@ -826,14 +834,14 @@ class Evaluation:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % Student-t interval of the mean."""
+        """The 95 % bootstrap interval of the mean."""
         _, low, high = mean_interval(self.returns)
         return float(low), float(high)
 
 # %%
 three = Evaluation(returns=np.array([1.0, 2.0, 3.0]), lengths=np.array([1, 2, 3]))
 assert three.mean == 2 and abs(three.std - np.sqrt(2 / 3)) < 1e-12
-assert np.allclose(three.interval, (2 - 2.484, 2 + 2.484), atol=1e-3)
+assert np.allclose(three.interval, (1, 3))
 
 # %% [markdown]
 # ## Which episodes count

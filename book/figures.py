@@ -21,8 +21,8 @@
 # | | |
 # |---|---|
 # | You need | NumPy, and the mean and variance of a sample |
-# | Same as in most papers | mean over seeds, 95 % interval, one colour per algorithm |
-# | Different from many papers | the interval is Student's, not a bootstrap interval or one standard error |
+# | Same as in most papers | mean over seeds, 95 % bootstrap interval, one colour per algorithm |
+# | Different from many papers | it says how often that interval is wrong with few seeds |
 #
 # The figure shows why this matters. Algorithms A and B each have five learning curves, and all ten come from
 # **the same distribution**. So A is not better than B, and a figure in which A wins is wrong.
@@ -55,7 +55,6 @@ os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame needs no screen then
 
 import base64
 import tempfile
-from functools import partial
 
 import matplotlib.pyplot as plt
 from IPython.display import HTML
@@ -235,25 +234,18 @@ assert corner.tolist() == [255, 255, 255, 255]  # white, and no transparency
 # ## Curves with a band
 #
 # You have $n$ seeds, and at one point of the curve their returns $x_1, \dots, x_n$. The curve shows their
-# mean $\bar x$. How far can it be from the mean of infinitely many seeds? If the returns are roughly normal,
-# the interval
-#
-# $$\bar x \;\pm\; t_{n-1}\,\frac{s}{\sqrt n}, \qquad s^2 = \frac{1}{n-1}\sum_i (x_i - \bar x)^2$$
-#
-# contains that mean in 95 % of all experiments. It is called a 95 % confidence interval. Here $t_{n-1}$ is the
-# 97.5 % quantile of Student's distribution: 1.96 for many seeds, 2.78 for five and 12.7 for two. It is larger
-# for few seeds, because $s$ is itself an estimate from few numbers.
-#
-# By hand: the returns 1, 2 and 3 have $\bar x = 2$ and $s = 1$. With $t_2 = 4.303$ the interval is
-# $2 \pm 4.303 / \sqrt 3 = 2 \pm 2.484$. The function `mean_interval` comes from
-# [Environments](envs.ipynb), which uses it for the returns of episodes.
+# mean $\bar x$. How far can it be from the mean of infinitely many seeds? The band answers with a **bootstrap
+# interval**: sample $n$ of the $n$ returns with replacement, take their mean, repeat this 2,000 times, and keep
+# the middle 95 % of the means. (It has nothing to do with the bootstrapping of [Basics](basics.ipynb).) The
+# function `mean_interval` comes from [Environments](envs.ipynb), which uses it for the returns of episodes, and
+# works it out by hand: the returns 1, 2 and 3 have the interval from 1 to 3.
 
 # %%
 mean, low, high = mean_interval(np.array([1.0, 2.0, 3.0]))
-assert np.allclose([mean, low, high], [2, 2 - 2.484, 2 + 2.484], atol=1e-3)
+assert np.allclose([mean, low, high], [2, 1, 3])
 
 # %% [markdown]
-# One seed has no $s$, so it gets no band. The label says how many seeds there are, because you cannot judge
+# One seed has no spread, so it gets no band. The label says how many seeds there are, because you cannot judge
 # a band without this number.
 
 # %%
@@ -261,7 +253,7 @@ assert np.allclose([mean, low, high], [2, 2 - 2.484, 2 + 2.484], atol=1e-3)
 def plot_band(
     ax: Axes, steps: np.ndarray, values: np.ndarray, label: str, color: str | None = None
 ) -> Line2D:
-    """Draw the mean of `values` (seeds, points) and the 95 % Student-t interval of that mean."""
+    """Draw the mean of `values` (seeds, points) and the 95 % bootstrap interval of that mean."""
     steps, values = np.asarray(steps), np.atleast_2d(np.asarray(values, dtype=np.float64))
     if values.shape != (len(values), steps.size) or len(values) == 0:
         raise ValueError(
@@ -305,21 +297,20 @@ plt.show()
 # A 95 % interval should contain the true mean in 95 of 100 experiments. You can measure that: repeat the
 # experiment 4,000 times with a known mean, and count. Two other intervals are common in papers:
 #
-# - **one standard error**, $\bar x \pm s / \sqrt n$;
-# - the **bootstrap interval**: sample $n$ of the $n$ returns with replacement, take their mean, repeat this
-#   many times, and keep the middle 95 % of the means. (It has nothing to do with the bootstrapping of
-#   [Basics](basics.ipynb).)
+# - **one standard error**, $\bar x \pm s / \sqrt n$, with $s^2 = \frac{1}{n-1}\sum_i (x_i - \bar x)^2$;
+# - **Student's interval**, $\bar x \pm t_{n-1}\, s / \sqrt n$, where $t_{n-1}$ is the 97.5 % quantile of
+#   Student's distribution: 1.96 for many seeds, 2.78 for five and 12.7 for two. It is made for returns that are
+#   roughly normal.
 #
 # A bootstrap interval also works for the interquartile mean (IQM), the mean without the lowest and the
 # highest quarter of the returns. [Sweeps](sweep.ipynb) sums up its last evaluations with it.
 
 # %%
-def bootstrap_interval(
-    values: np.ndarray, rng: np.random.Generator, middle: Callable[..., np.ndarray]
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return the bootstrap interval of the middle of each experiment; values: (experiments, seeds)."""
+def iqm_intervals(values: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Return the bootstrap interval of the IQM of each experiment; values: (experiments, seeds)."""
     picks = (rng.integers(values.shape[1], size=values.shape) for _ in range(500))
-    middles = [middle(np.take_along_axis(values, pick, axis=1), axis=1) for pick in picks]
+    draws = (np.take_along_axis(values, pick, axis=1) for pick in picks)
+    middles = [trim_mean(draw, proportiontocut=0.25, axis=1) for draw in draws]
     low, high = np.percentile(middles, [2.5, 97.5], axis=0)
     return low, high
 
@@ -328,8 +319,6 @@ def coverage(low: np.ndarray, high: np.ndarray, truth: float) -> float:
     """Return the share of the intervals that contain the truth."""
     return float(np.mean((low <= truth) & (truth <= high)))
 
-
-iqm = partial(trim_mean, proportiontocut=0.25)
 
 # %%
 counts = [3, 5, 10, 20]
@@ -340,9 +329,10 @@ for n in counts:
     values = rng.normal(400, 60, size=(4_000, n))  # (experiments, seeds)
     mean, low, high = mean_interval(values, axis=1)
     error = values.std(axis=1, ddof=1) / np.sqrt(n)
-    measured["Student's t"].append(coverage(low, high, 400))
-    measured["bootstrap"].append(coverage(*bootstrap_interval(values, rng, np.mean), 400))
-    measured["bootstrap of the IQM"].append(coverage(*bootstrap_interval(values, rng, iqm), 400))
+    half = stdtrit(n - 1, 0.975) * error
+    measured["Student's t"].append(coverage(mean - half, mean + half, 400))
+    measured["bootstrap"].append(coverage(low, high, 400))
+    measured["bootstrap of the IQM"].append(coverage(*iqm_intervals(values, rng), 400))
     measured["one standard error"].append(coverage(mean - error, mean + error, 400))
 
 # %% tags=["hide-input"]
@@ -365,9 +355,22 @@ assert measured["one standard error"][1] < 0.70
 
 # %% [markdown]
 # With five seeds, a bootstrap interval misses the true mean two or three times as often as it promises. It
-# only knows the five returns, and five returns seldom show the full spread. So the learning curves of the book
-# have Student's interval. It needs returns that are roughly normal. The honest edges below show what happens
-# when they are not.
+# only knows the five returns, and five returns seldom show the full spread. Student's interval keeps its
+# promise, if returns are normal. Why do the curves of the book not show it? Because returns are not normal:
+# they have a largest value, and seeds that fail. Then Student's interval reaches to returns that are impossible,
+# as below zero or above 500 in CartPole. Watch both on five seeds, four of which solve the task:
+
+# %%
+five = np.array([500.0, 500.0, 492.0, 500.0, 100.0])
+mean, low, high = mean_interval(five)
+half = stdtrit(4, 0.975) * five.std(ddof=1) / np.sqrt(5)
+print(f"mean {mean:.0f}, bootstrap interval {low:.0f} to {high:.0f}")
+print(f"Student's interval {mean - half:.0f} to {mean + half:.0f}, where 500 is the most there is")
+assert five.min() <= low <= mean <= high <= five.max() < mean + half
+
+# %% [markdown]
+# So read a band of five seeds as what these seeds say, and trust it less than its 95 %. Ten seeds are better,
+# and the dots of single seeds beside it are better still.
 
 # %% [markdown]
 # ## Filmstrips
@@ -821,8 +824,6 @@ plt.show()
 # %% [markdown]
 # An ablation removes one part at a time and asks how much worse the algorithm gets. So each part has a panel of
 # its own, with the whole algorithm beside it, in two colours. The vertical axis covers the returns of the seeds.
-# A band may reach further, to returns that are impossible, because Student's interval is as wide upwards as
-# downwards.
 
 # %%
 #| export
@@ -1014,7 +1015,8 @@ def read_run(path: str | Path, metric: str) -> Curve:
     if not found.any() and metric.startswith("eval_return"):
         raise ValueError(f"The run {path} has no evaluation yet: train it for longer.")
     if not found.any():
-        hint = nearest(metric, list(metrics))
+        known = [name for name in metrics if name != "global_step"]
+        hint = nearest(metric, known) or f" It has: {', '.join(known) or 'none yet'}."
         raise ValueError(f"The run {path} has no metric {metric!r}.{hint}")
     return config, metrics["global_step"][found], values[found]
 
@@ -1027,6 +1029,13 @@ def read_run(path: str | Path, metric: str) -> Curve:
 
 # %%
 #| export
+def find_runs(path: str | Path) -> list[Path]:
+    """Return a run directory, or the runs of a sweep in its directory."""
+    path = Path(path)
+    runs = [] if (path / "config.yaml").exists() else sorted(path.glob("*/seed_*/config.yaml"))
+    return [run.parent for run in runs] or [path]
+
+
 def group_runs(paths: Sequence[str | Path], metric: str) -> list[list[Curve]]:
     """Group the runs that differ only in their seed."""
     groups: dict[str, dict[Any, Curve]] = {}
@@ -1173,8 +1182,8 @@ figure
 # %% [markdown]
 # ## Honest edges
 #
-# - **Student's interval needs returns that are roughly normal.** Seeds that either solve the task or fail are
-#   not. Suppose that four seeds in five reach 500 and the fifth stays at 100, so that the mean is 420. Then in
+# - **No interval knows what it has not seen.** Take seeds that either solve the task or fail: suppose that
+#   four seeds in five reach 500 and the fifth stays at 100, so that the mean is 420. Then in
 #   $0.8^5 = 33\,\%$ of experiments all five seeds reach 500, and the band has no width at all, around the wrong
 #   mean. If a band is suspiciously narrow, draw the seeds.
 
@@ -1187,29 +1196,30 @@ def solve_or_fail(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray
 rng = np.random.default_rng(0)
 shares = {}
 for n in (5, 10, 20):
-    _, low, high = mean_interval(solve_or_fail(rng, (20_000, n)), axis=1)
+    _, low, high = mean_interval(solve_or_fail(rng, (4_000, n)), axis=1)
     shares[n] = coverage(low, high, 420)
     print(f"{n:2d} seeds that solve or fail: the band contains the mean in {100 * shares[n]:.0f} %")
 assert abs(shares[5] - (1 - 0.8**5)) < 0.02
 
 # %% [markdown]
-# - **The band can leave the range of possible returns**, for example below zero in CartPole, when few seeds
-#   disagree much. It is not cut there, because its width is the information.
+# - **The band is too narrow with few seeds**, as you have measured: with five it contains the mean in some
+#   five of six experiments. It never leaves the range of the returns that were seen.
 # - **The band holds at each step by itself.** At each step it contains the mean in 95 % of experiments. The
 #   whole curve is inside less often.
 # - **Overlapping bands do not prove that two algorithms are equal.** To compare two algorithms, look at the
 #   interval of the difference (exercise 4).
 # - **Agarwal et al. (2021) recommend the interquartile mean with a stratified bootstrap** over many tasks and
 #   seeds together, for example 26 games with three runs each. In this book it is over the five seeds of one
-#   task. Its interval is then too narrow, as you have measured, and so the seeds are drawn beside it.
+#   task. Its interval is then too narrow, too, and so the seeds are drawn beside it.
 # - **A GIF has 256 colours.** That is enough for CartPole. In a picture with many shades you see steps.
 
 # %% [markdown]
 # ## Exercises
 #
-# **1. A planted bug.** A colleague writes the band again. It passes the example of 1, 2 and 3, and the coverage
-# of single points is right. Then you draw curves of 100 points with it, and the bands are too narrow. What is
-# wrong?
+# **1. A planted bug.** A colleague writes a band with Student's interval. By hand, 1, 2 and 3 have the mean 2,
+# $s = 1$ and $t_2 = 4.303$, so the interval is $2 \pm 4.303 / \sqrt 3 = 2 \pm 2.484$. It passes this example, and the
+# coverage of single points is right. Then you draw curves of 100 points with it, and the bands are too narrow.
+# What is wrong?
 
 # %%
 def band_with_a_bug(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -331,10 +331,10 @@
 #
 # Taking one part away, with all else equal, to see what it buys.
 #
-# ### Confidence interval
+# ### Bootstrap interval
 #
-# The range that holds the true mean in 95 % of experiments like this one; the band around a curve.
-# See [Figures](figures.ipynb).
+# The middle 95 % of the means of resampled values: a confidence interval, drawn as the band around a curve.
+# With few values it is too narrow. See [Figures](figures.ipynb).
 
 # %% [markdown]
 # ## Where each word comes first

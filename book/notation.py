@@ -92,7 +92,7 @@
 # | $\bar x$, $s$ | mean and standard deviation of a sample; over seeds unless it says otherwise |
 # | $\sigma$ | the standard deviation that a sample is drawn from |
 # | $t_{n-1}$ | the 97.5 % point of Student's distribution with $n - 1$ degrees of freedom |
-# | $\bar x \pm t_{n-1}\, s / \sqrt n$ | the 95 % interval of a mean, drawn as a band |
+# | $\bar x \pm t_{n-1}\, s / \sqrt n$ | Student's interval of a mean; bands are bootstrap intervals ([Figures](figures.ipynb)) |
 # | $\rho_k$ | the correlation of a sequence with itself, $k$ steps later |
 # | $P$, $\Phi$ | a probability; the probability that a standard Gaussian stays below a number |
 # | $R^2$ | how much of a quantity a fit explains: 1 for all, 0 for nothing |
@@ -129,7 +129,7 @@
 #   `(batch, 1)`, which would broadcast into a wrong loss.
 # - A *step* is one step of one environment. Four environments that step once make four steps.
 # - A *return* is the sum of the rewards of an episode, not discounted, unless it says otherwise.
-# - A curve over several seeds is a mean with the interval above.
+# - A curve over several seeds is a mean with its 95 % bootstrap interval.
 #
 # What the words mean stands in the [glossary](glossary.ipynb).
 

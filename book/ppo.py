@@ -39,6 +39,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from rlbook.agent import Metrics, UpdateResult
+from rlbook.callbacks import Callbacks
 from rlbook.dqn import check_shapes, decayed, set_learning_rate
 from rlbook.policy_gradient import (
     A2C,
@@ -501,9 +502,9 @@ class PPO(A2C):
         return UpdateResult(metrics)
 
 
-def train_ppo(config: PPOConfig, progress: bool = True) -> RunResult:
+def train_ppo(config: PPOConfig, progress: bool = True, callbacks: Callbacks = ()) -> RunResult:
     """Train PPO with these settings."""
-    return train(PPO(config=config), progress)
+    return train(PPO(config=config), progress, callbacks)
 
 # %% [markdown]
 # By hand: 2 environments and 8 steps give a rollout of 16. With minibatches of 4 an epoch has 4 updates, and three

@@ -24,6 +24,7 @@
 
 # %% tags=["hide-input"]
 #| export
+import os
 import signal
 import sys
 import threading
@@ -32,7 +33,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import SupportsFloat
 
 from tqdm import tqdm
 
@@ -68,7 +68,7 @@ assert step == 60 and caught == [signal.SIGTERM]
 # |---|---|
 # | terminal | a bar that is drawn over itself |
 # | notebook | one line of plain text that is replaced, at the end by a summary |
-# | log file | one line for each evaluation, since nothing can be drawn over |
+# | log file | one line for each evaluation, and at least one a minute, since nothing can be drawn over |
 #
 # The notebook gets plain text and not a widget, because a widget is gone when the notebook is stored
 # and opened elsewhere. This function tells a notebook from the rest:
@@ -127,12 +127,12 @@ def bar_text(tally: Tally) -> str:
     )
 
 
-def line_text(tally: Tally, evaluation: Evaluation) -> str:
-    """Say in one line what an evaluation found, and how fast the run is."""
+def line_text(tally: Tally, evaluation: Evaluation | None = None) -> str:
+    """Say in one line where the run is, how fast it is, and what an evaluation found."""
     where = f"{tally.label}: step {tally.step:,} of {tally.total:,}"
     loss = f", loss {tally.notes['loss']}" if "loss" in tally.notes else ""
-    score = f"{evaluation.mean:.1f} ± {evaluation.std:.1f}"
-    return f"{where}, evaluation {score}{loss}, {tally.speed():,.0f} steps/s"
+    score = f", evaluation {evaluation.mean:.1f} ± {evaluation.std:.1f}" if evaluation else ""
+    return f"{where}{score}{loss}, {tally.speed():,.0f} steps/s"
 
 
 def closing_text(tally: Tally) -> str:
@@ -159,7 +159,9 @@ assert closing_text(resumed) == "demo: 50 steps in 2.0 s (25 steps/s), evaluatio
 # ## The displays
 #
 # The base class shows nothing. A run with `progress=False` uses it as it is. Each of the three others
-# fills in only what it shows. In a terminal, `tqdm` keeps the time and draws by itself:
+# fills in only what it shows. In a terminal, `tqdm` keeps the time and draws by itself. It is told the width
+# each time, because a window may change its size, and a terminal inside another program may have none: a bar
+# that is too long breaks into two lines, and can no longer be drawn over.
 
 # %%
 #| export
@@ -182,16 +184,33 @@ class Display:
         """Show the end of the run."""
 
 
+def bar_width() -> int:
+    """Return one column less than the terminal has, or 79 if it does not tell."""
+    try:
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):
+        columns = 0
+    return (columns or 80) - 1
+
+
 class TerminalBar(Display):
     """A bar that is drawn over itself."""
 
     def __init__(self, tally: Tally) -> None:
-        self.bar = tqdm(total=tally.total, initial=tally.start, desc=tally.label, unit="step")
+        self.bar = tqdm(
+            total=tally.total,
+            initial=tally.start,
+            desc=tally.label,
+            unit="step",
+            ncols=bar_width(),
+            nrows=24,  # otherwise it asks the terminal, and shows nothing if that has no size
+        )
 
     def start_at(self, step: int) -> None:
         self.bar.initial = self.bar.n = self.bar.last_print_n = step
 
     def move(self, tally: Tally) -> None:
+        self.bar.ncols = bar_width()
         self.bar.set_postfix(tally.notes, refresh=False)
         self.bar.update(tally.step - self.bar.n)
 
@@ -230,13 +249,27 @@ class NotebookLine(Display):
 
 
 class LogLines(Display):
-    """One line per evaluation."""
+    """One line per evaluation, and one when nothing was printed for a minute."""
+
+    quiet = 60.0  # seconds
+
+    def __init__(self) -> None:
+        self.printed = time.perf_counter()
+
+    def print(self, text: str) -> None:
+        """Print a line."""
+        print(text, flush=True)
+        self.printed = time.perf_counter()
+
+    def move(self, tally: Tally) -> None:
+        if time.perf_counter() - self.printed > self.quiet:
+            self.print(line_text(tally))
 
     def evaluated(self, tally: Tally, evaluation: Evaluation) -> None:
-        print(line_text(tally, evaluation), flush=True)
+        self.print(line_text(tally, evaluation))
 
     def announce(self, tally: Tally, text: str) -> None:
-        print(f"{tally.label}: {text}", flush=True)
+        self.print(f"{tally.label}: {text}")
 
 
 def find_display(tally: Tally) -> Display:
@@ -247,12 +280,14 @@ def find_display(tally: Tally) -> Display:
 
 # %% [markdown]
 # [The run](run.ipynb) only deals with `Progress`. It keeps the numbers and the clock, and updates the
-# display at most ten times a second.
+# display at most ten times a second. The loss that it shows is that of the last line of metrics, a mean over
+# many updates, and not that of the update that happens to be the last when the display moves: so two runs
+# with one seed show the same numbers.
 
 # %%
 #| export
 class Progress:
-    """A bar in a terminal and in a notebook; elsewhere one line per evaluation."""
+    """A bar in a terminal and in a notebook; elsewhere a line now and then."""
 
     def __init__(self, label: str, start: int, total: int, enabled: bool) -> None:
         self.tally = Tally(label, start, total)
@@ -269,18 +304,25 @@ class Progress:
         self.tally.step, self.tally.seconds = step, time.perf_counter() - self.began
         return self.tally
 
-    def step(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
-        """Show where the run is, ten times a second at most."""
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show where the run is and its last line of metrics, ten times a second at most."""
         now = time.perf_counter()
         if now - self.shown < 0.1:
             return
         self.shown = now
-        if "loss" in metrics:
-            self.tally.notes["loss"] = f"{float(metrics['loss']):.3g}"
+        self.note(metrics)
         self.display.move(self.count(step))
 
-    def evaluated(self, step: int, evaluation: Evaluation) -> None:
-        """Note the result of an evaluation."""
+    def note(self, metrics: Mapping[str, float]) -> None:
+        """Keep the loss, if there is one."""
+        if "loss" in metrics:
+            self.tally.notes["loss"] = f"{metrics['loss']:.3g}"
+
+    def evaluated(
+        self, step: int, evaluation: Evaluation, metrics: Mapping[str, float] | None = None
+    ) -> None:
+        """Show the result of an evaluation."""
+        self.note(metrics or {})
         self.tally.notes["eval"] = f"{evaluation.mean:.1f}"
         self.display.evaluated(self.count(step), evaluation)
 

@@ -31,6 +31,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from rlbook.callbacks import Callbacks
 from rlbook.run import RunResult, train
 from rlbook.sac import SAC, SACConfig
 from rlbook.settings import Config
@@ -288,9 +289,9 @@ class REDQ(SAC):
 
 # %%
 #| export
-def train_redq(config: REDQConfig, progress: bool = True) -> RunResult:
+def train_redq(config: REDQConfig, progress: bool = True, callbacks: Callbacks = ()) -> RunResult:
     """Train REDQ with these settings."""
-    return train(REDQ(config=config), progress)
+    return train(REDQ(config=config), progress, callbacks)
 
 # %%
 agent = REDQ("Pendulum-v1", num_critics=4)

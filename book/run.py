@@ -23,7 +23,7 @@
 #
 # | | |
 # |---|---|
-# | Builds on | [Environments](envs.ipynb), [Checkpoints](checkpoint.ipynb), [The agent](agent.ipynb), [Watching and stopping a run](progress.ipynb) |
+# | Builds on | [Environments](envs.ipynb), [Checkpoints](checkpoint.ipynb), [The agent](agent.ipynb), [Watching and stopping a run](progress.ipynb), [Callbacks](callbacks.ipynb) |
 # | New here | the run directory, the collector, exact resume |
 # | Same as elsewhere | act, store, update, evaluate, in this order |
 # | Different from elsewhere | a checkpoint is an episode boundary, in every run |
@@ -33,6 +33,7 @@
 import datetime
 import errno
 import json
+import math
 import os
 import platform
 import shlex
@@ -45,7 +46,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, SupportsFloat
 
 import filelock
 import gymnasium as gym
@@ -63,6 +64,7 @@ from rlbook.agent import (
     find_algorithm,
     torch_for_learning,
 )
+from rlbook.callbacks import Callbacks, make_callbacks
 from rlbook.checkpoint import CheckpointDirectory, CheckpointError
 from rlbook.envs import (
     EVALUATION_ENVS,
@@ -162,28 +164,28 @@ plt.show()
 # %% [markdown]
 # ## The run directory
 #
-# A run is a folder with three text files and the last two checkpoints:
+# A run is a folder with four text files and the last two checkpoints:
 #
 # - `config.yaml`: the settings;
 # - `metrics.jsonl`: the results, one JSON object per line;
+# - `episodes.csv`: the episodes of the training, one per line;
 # - `run.json`: when and where it ran, and with which versions;
 # - `checkpoints/`: the checkpoints.
 #
 # When a run is resumed, the lines that were written after the checkpoint are cut off, since the resumed
-# run writes them again. For that a checkpoint remembers the size of the metrics file.
+# run writes them again. For that a checkpoint remembers the sizes of the two files that grow.
 
 # %%
 #| export
-class MetricsFile:
-    """Lines of metrics, one JSON object each, which can be cut back to an earlier size."""
+class GrowingFile:
+    """A text file that only grows, and can be cut back to an earlier size."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def append(self, line: dict[str, float]) -> None:
-        """Add one line."""
+    def write(self, text: str) -> None:
+        """Add lines, all or none."""
         try:
-            text = json.dumps(line) + "\n"
             with open(self.path, "ab", buffering=0) as file:
                 size = file.tell()
                 if file.write(text.encode()) < len(text):  # the disk is full: no half lines
@@ -191,10 +193,6 @@ class MetricsFile:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             raise RunFailed(f"Could not write {self.path}: {error.strerror}.") from error
-
-    def read(self) -> list[dict[str, float]]:
-        """Read all lines."""
-        return [json.loads(line) for line in self.path.read_text().splitlines()]
 
     def sync(self) -> int:
         """Put the lines safely on the disk and return their size in bytes."""
@@ -206,6 +204,18 @@ class MetricsFile:
         """Drop what was written after a checkpoint: the resumed run writes it again."""
         with open(self.path, "ab") as file:
             file.truncate(min(size, file.tell()))  # never longer, should somebody have cut it
+
+
+class MetricsFile(GrowingFile):
+    """Lines of metrics, one JSON object each."""
+
+    def append(self, line: dict[str, float]) -> None:
+        """Add one line."""
+        self.write(json.dumps(line) + "\n")
+
+    def read(self) -> list[dict[str, float]]:
+        """Read all lines."""
+        return [json.loads(line) for line in self.path.read_text().splitlines()]
 
 # %% [markdown]
 # By hand: the first line is 21 bytes long with its newline. A second line is written after the
@@ -221,6 +231,56 @@ with tempfile.TemporaryDirectory() as folder:
     assert size == len('{"global_step": 100}\n') == 21
     assert lines.read() == [{"global_step": 100}]
 print("bytes kept:", size)
+
+# %% [markdown]
+# The other growing file is a record of the training's episodes, with a line for each that has ended: the
+# step at which it did, its return, its length and the seconds since the run began. Anything that reads CSV
+# can draw it. Episodes may be as short as one step, so lines are collected and written together. The
+# seconds are those of the clock, so they are the one column that differs between two runs with one seed.
+
+# %%
+#| export
+class EpisodesFile(GrowingFile):
+    """The finished episodes of the training, as CSV."""
+
+    columns = "step,return,length,seconds\n"
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.lines: list[str] = []  # not written yet
+        self.began = time.perf_counter()
+
+    def add(self, step: int, episode_return: float, length: int) -> None:
+        """Keep the line of an episode that has just ended."""
+        seconds = time.perf_counter() - self.began
+        self.lines.append(f"{step},{episode_return!r},{length},{seconds:.1f}\n")
+
+    def flush(self) -> None:
+        """Write the lines that were kept."""
+        if not self.path.exists() or self.path.stat().st_size == 0:
+            self.lines.insert(0, self.columns)
+        self.write("".join(self.lines))
+        self.lines.clear()
+
+    def go_on(self, size: int) -> None:
+        """Cut the file back to a checkpoint, and let the clock go on from its last line."""
+        self.truncate(size)
+        last = self.path.read_text().splitlines()[-1:]
+        seconds = float(last[0].split(",")[3]) if last and last[0] + "\n" != self.columns else 0.0
+        self.began = time.perf_counter() - seconds
+
+# %%
+with tempfile.TemporaryDirectory() as folder:
+    record = EpisodesFile(Path(folder) / "episodes.csv")
+    record.add(step=21, episode_return=21.0, length=21)
+    record.flush()
+    size = record.sync()
+    record.add(step=40, episode_return=19.0, length=19)
+    record.flush()
+    record.go_on(size)  # the second episode comes after the checkpoint
+    text = record.path.read_text()
+print(text)
+assert text.startswith("step,return,length,seconds\n21,21.0,21,") and text.count("\n") == 2
 
 # %% [markdown]
 # TensorBoard is an optional dependency. With the setting `tensorboard` its files are written beside the
@@ -328,6 +388,7 @@ class RunDirectory:
         self.config_path = self.path / "config.yaml"
         self.metrics_path = self.path / "metrics.jsonl"
         self.metrics = MetricsFile(self.metrics_path)
+        self.episodes = EpisodesFile(self.path / "episodes.csv")
         self.record = RunRecord(self.path / "run.json")
         self.tensorboard = TensorBoardFiles(self.path / "tensorboard")
         self.checkpoints = CheckpointDirectory(self.path / "checkpoints")
@@ -479,6 +540,7 @@ class Collector:
             config.env_id, config.num_envs, config.env_kwargs, config.vectorize
         )
         self.recent: deque[float] = deque(maxlen=20)  # returns of the last finished episodes
+        self.finished: list[tuple[float, int]] = []  # return and length of those of the last step
         self.warned = False
         self.begin(agent.global_step, self.reset(agent.global_step))
 
@@ -497,7 +559,7 @@ class Collector:
         self.origin, self.obs = step, obs
         self.actions: list[np.ndarray] = []  # since the reset: they lead back to this step
         self.episode_start = np.ones(count, dtype=bool)
-        self.returns = np.zeros(count)
+        self.returns, self.first_step = np.zeros(count), [0] * count  # of the episodes under way
         self.discounted = np.zeros(count)  # returns so far, whose deviation can scale the rewards
         self.state: Any = None  # the agent's hidden state
 
@@ -516,13 +578,18 @@ class Collector:
         """Write down what `play` returned."""
         self.obs, _, reward, terminated, truncated = played
         self.actions.append(action)
-        discount = self.agent.preprocessing.gamma * ~self.episode_start
-        self.discounted = discount * self.discounted + reward
+        if self.config.normalize_rewards:
+            discount = self.agent.preprocessing.gamma * ~self.episode_start
+            self.discounted = discount * self.discounted + reward
         self.episode_start = terminated | truncated
         self.returns += reward
+        self.finished = []
         if self.episode_start.any():
-            self.recent.extend(self.returns[self.episode_start].tolist())
-            self.returns[self.episode_start] = 0.0
+            for i in np.flatnonzero(self.episode_start).tolist():
+                length = len(self.actions) - self.first_step[i]
+                self.finished.append((float(self.returns[i]), length))
+                self.recent.append(float(self.returns[i]))
+                self.returns[i], self.first_step[i] = 0.0, len(self.actions)
 
     def step(self) -> None:
         """Take one step in each environment and show it to the agent."""
@@ -619,7 +686,8 @@ class Logger:
         self.lines: list[dict[str, float]] = []
         self.sums: dict[str, Tensor] = {}  # of the metrics since the last line
         self.counts: dict[str, int] = {}
-        self.evaluated: dict[str, float] = {}  # the last evaluation
+        self.trained: dict[str, float] = {}  # the last line of the training
+        self.evaluated: dict[str, float] = {}  # and that of an evaluation
 
     def add(self, metrics: Metrics) -> None:
         """Count the metrics of one update."""
@@ -643,7 +711,10 @@ class Logger:
         if recent:
             line["train_return_mean"] = float(np.mean(recent))
         self.sums, self.counts = {}, {}
+        if self.directory:
+            self.directory.episodes.flush()
         self.write(line)
+        self.trained = line
 
     def log_evaluation(self, step: int, evaluation: Evaluation) -> None:
         """Write what an evaluation scored."""
@@ -662,17 +733,20 @@ class Logger:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs to go on with the same lines."""
-        state = {name: getattr(self, name) for name in ("sums", "counts", "evaluated")}
-        if self.directory:
-            return {**state, "size": self.directory.metrics.sync()}
-        return {**state, "lines": self.lines}
+        state = {name: getattr(self, name) for name in ("sums", "counts", "trained", "evaluated")}
+        if self.directory is None:
+            return {**state, "lines": self.lines}
+        self.directory.episodes.flush()
+        sizes = {"size": self.directory.metrics.sync(), "episodes": self.directory.episodes.sync()}
+        return {**state, **sizes}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go back to a stored step: what was written after it is dropped."""
         self.sums, self.counts = dict(state["sums"]), dict(state["counts"])
-        self.evaluated = state["evaluated"]
+        self.trained, self.evaluated = state["trained"], state["evaluated"]
         if self.directory:
             self.directory.metrics.truncate(state.get("size", 0))
+            self.directory.episodes.go_on(state.get("episodes", 0))
             self.lines = self.directory.metrics.read()
         else:
             self.lines = list(state.get("lines", []))  # a copy of an agent leaves its directory
@@ -735,7 +809,7 @@ assert np.array_equal(first, second) and agent.state_dict()["generator"] == befo
 # ## The loop
 #
 # Now we put it together. A run has an agent, a collector, a logger and an evaluator; a checkpoint holds
-# the first three. `step` is the body of the loop at the beginning: collect, update, and then log,
+# the first three, and what its [callbacks](callbacks.ipynb) remember. `step` is the body of the loop at the beginning: collect, update, and then log,
 # evaluate and save when it is time. A loss that is not finite ruins all weights at once. So the last
 # loss of each step is checked, and the run stops there and names the last good checkpoint.
 #
@@ -749,7 +823,7 @@ assert np.array_equal(first, second) and agent.state_dict()["generator"] == befo
 
 # %%
 #| export
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class RunResult:
     """What a run leaves: its last metrics, all their lines, its checkpoint and its agent."""
 
@@ -758,6 +832,14 @@ class RunResult:
     checkpoint: Path | None
     agent: Agent
     seconds: float  # of this process
+    stopped: str | None = None  # why a callback ended it, if one did
+
+    def __repr__(self) -> str:
+        score = self.metrics.get("eval_return_mean")
+        parts = [] if score is None else [f"mean return {score:.1f}"]
+        parts += [f"{self.seconds:.1f} s"] + [f"stopped: {self.stopped}"] * bool(self.stopped)
+        parts += [str(self.checkpoint)] if self.checkpoint else ["nothing written"]
+        return f"RunResult({self.agent!r}, {', '.join(parts)})"
 
     def curve(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the steps at which a metric was written, and its values there."""
@@ -767,7 +849,9 @@ class RunResult:
 
 # %%
 three = [{"global_step": 10, "loss": 2.0}, {"global_step": 20}, {"global_step": 30, "loss": 1.0}]
-steps, losses = RunResult({}, three, None, agent, seconds=0.0).curve("loss")
+result = RunResult({"eval_return_mean": 9.5}, three, None, agent, seconds=0.0)
+print(result)
+steps, losses = result.curve("loss")
 assert steps.tolist() == [10, 30] and losses.tolist() == [2.0, 1.0]
 
 # %%
@@ -780,6 +864,7 @@ class Run:
         agent: Agent,
         directory: RunDirectory | None,
         progress: bool = True,
+        callbacks: Callbacks = (),
         until: int | None = None,
     ) -> None:
         self.agent, self.directory, self.config = agent, directory, agent.config
@@ -787,7 +872,10 @@ class Run:
         self.collector = Collector(agent)
         self.logger = Logger(directory, agent.config.tensorboard)
         self.evaluator = Evaluator(agent.config)
-        self.progress = Progress(agent.name, agent.global_step, self.until, progress)
+        label = f"{agent.name}, seed {agent.config.seed}"  # of several runs side by side
+        self.progress = Progress(label, agent.global_step, self.until, progress)
+        self.callbacks = [*make_callbacks(agent.config), *callbacks]
+        self.stopped: str | None = None  # why a callback ended the run
         self.compiling = agent.config.compile  # until the first update is done
         self.caught: list[int] = []  # signals
         self.whole_step = agent.global_step  # the last step that was done as a whole
@@ -798,19 +886,24 @@ class Run:
         """Take one step of all environments and do what is due after it."""
         config, agent = self.config, self.agent
         self.collector.step()
-        metrics = self.update()
+        self.update()
         step = agent.global_step
+        if self.directory:
+            for episode in self.collector.finished:
+                self.directory.episodes.add(step, *episode)
         if crosses(step, config.num_envs, config.log_every):
             self.logger.log_training(step, agent.updates, self.collector.recent)
         self.whole_step = step
+        for callback in self.callbacks:
+            callback.after_step(self)
         if crosses(step, config.num_envs, config.eval_every):
             self.evaluate()
         if crosses(step, config.num_envs, config.checkpoint_every):
             self.save()
-        self.progress.step(step, metrics)
+        self.progress.step(step, self.logger.trained)
 
-    def update(self) -> Metrics:
-        """Make the updates that are due; return the metrics of the last."""
+    def update(self) -> None:
+        """Make the updates that are due, and count the metrics of the last."""
         agent, metrics = self.agent, Metrics()
         for batch in agent.batches():
             if self.compiling:
@@ -819,11 +912,10 @@ class Run:
             metrics = agent.update(batch).metrics
             agent.updates += 1
         if metrics:
-            if not metrics["loss"].isfinite():
-                loss = float(metrics["loss"])
+            loss = float(metrics["loss"])
+            if not math.isfinite(loss):
                 raise FloatingPointError(f"the loss of update {agent.updates} is {loss}")
             self.logger.add(metrics)
-        return metrics
 
     def evaluate(self) -> None:
         """Log what greedy episodes score with these weights, unless that has just been done."""
@@ -831,24 +923,46 @@ class Run:
         if self.logger.evaluated.get("global_step") != step:
             evaluation = self.evaluator.evaluate(self.agent, stop=lambda: bool(self.caught))
             self.logger.log_evaluation(step, evaluation)
-            self.progress.evaluated(step, evaluation)
+            self.progress.evaluated(step, evaluation, self.logger.trained)
+            for callback in self.callbacks:
+                callback.after_evaluation(self, evaluation)
+
+    def stop(self, reason: str) -> None:
+        """End the run after this step; for callbacks."""
+        self.stopped = reason
+
+    def log(self, **metrics: SupportsFloat) -> None:
+        """Add metrics to the next line of the training; for callbacks."""
+        self.logger.add({name: torch.tensor(float(value)) for name, value in metrics.items()})
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the run needs beside the agent to go on exactly."""
         parts = {"collector": self.collector.state_dict(), "logger": self.logger.state_dict()}
-        return {**parts, "envs": environments_of(self.config), "until": self.until}
+        states = [[type(callback).__name__, callback.state_dict()] for callback in self.callbacks]
+        ends = {"until": self.until, "stopped": self.stopped}
+        return {**parts, "callbacks": states, "envs": environments_of(self.config), **ends}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go back to the step that was stored; the agent is there already."""
         self.collector.load_state_dict(state["collector"])
         self.logger.load_state_dict(state["logger"])
         self.whole_step = self.agent.global_step
+        states = list(state.get("callbacks", []))
+        for callback in self.callbacks:
+            named = [each for each in states if each[0] == type(callback).__name__]
+            if named:  # one that was added later begins now
+                callback.load_state_dict(named[0][1])
+                states.remove(named[0])
+        for name, _ in states:
+            warnings.warn(f"The run had the callback {name} and goes on without it.", stacklevel=4)
 
     def save(self) -> None:
         """Write a checkpoint from which the run goes on exactly."""
         if self.directory:
             content = {**self.agent.checkpoint(), "run": self.state_dict()}
             self.saved = self.directory.checkpoints.save(self.agent.global_step, content)
+            for callback in self.callbacks:
+                callback.after_checkpoint(self, self.saved)
 
     def train(self) -> RunResult:
         """Go on until the last step, or until something stops the run."""
@@ -860,14 +974,16 @@ class Run:
             with torch_for_learning(config.threads), catch_signals() as self.caught:
                 if self.evaluation_is_due():
                     self.evaluate()  # a signal has stopped it
-                while agent.global_step < self.until:
+                while agent.global_step < self.until and not self.stopped:
                     self.step()
                     if self.caught:
                         raise KeyboardInterrupt
                 if config.eval_every:
                     self.evaluate()
+                for callback in self.callbacks:
+                    callback.at_end(self)
                 self.save()
-            ended = "finished"
+            ended = "stopped by a callback" if self.stopped else "finished"
         except KeyboardInterrupt:
             ended = "interrupted"
             where = f"Stopped at step {agent.global_step:,}."
@@ -883,7 +999,7 @@ class Run:
         finally:
             self.close(ended)
         metrics, seconds = self.logger.last(agent.global_step), time.perf_counter() - began
-        return RunResult(metrics, self.logger.lines, self.saved, agent, seconds)
+        return RunResult(metrics, self.logger.lines, self.saved, agent, seconds, self.stopped)
 
     def evaluation_is_due(self) -> bool:
         """Say whether this is a step to evaluate at, as it is only if an evaluation was stopped."""
@@ -956,7 +1072,9 @@ def warn_of_end(until: int, total_steps: int) -> None:
 
 # %%
 #| export
-def train(agent: Agent, progress: bool = True, until: int | None = None) -> RunResult:
+def train(
+    agent: Agent, progress: bool = True, callbacks: Callbacks = (), until: int | None = None
+) -> RunResult:
     """Train an agent up to `total_steps` or to the step `until`, in its directory if it has one."""
     until = until or agent.config.total_steps
     warn_of_end(until, agent.config.total_steps)
@@ -965,7 +1083,7 @@ def train(agent: Agent, progress: bool = True, until: int | None = None) -> RunR
     elif agent.config.run_dir:
         agent.directory = RunDirectory.create(agent.config.run_dir, agent)
     with agent.directory or nullcontext():
-        run = Run(agent, agent.directory, progress, until)
+        run = Run(agent, agent.directory, progress, callbacks, until)
         before = agent.training_state
         if before and before["envs"] == environments_of(agent.config):
             run.load_state_dict(before)
@@ -977,7 +1095,10 @@ def train(agent: Agent, progress: bool = True, until: int | None = None) -> RunR
 
 
 def resume(
-    path: str | os.PathLike[str], total_steps: int | None = None, progress: bool = True
+    path: str | os.PathLike[str],
+    total_steps: int | None = None,
+    progress: bool = True,
+    callbacks: Callbacks = (),
 ) -> RunResult:
     """Go on with a run from its newest sound checkpoint, as if it had never been stopped."""
     directory = RunDirectory.open(path)
@@ -997,7 +1118,7 @@ def resume(
             reached = newest[1]["agent"]["global_step"]
             if reached >= until + agent.config.num_envs:  # the last step of all may overshoot
                 raise ValueError(f"{path} is already at step {reached:,}: ask for more steps.")
-        run = Run(agent, directory, progress, until)
+        run = Run(agent, directory, progress, callbacks, until)
         if newest:
             run.saved, content = newest
             if REPLAY in agent.parts and REPLAY not in content["agent"]:
@@ -1005,8 +1126,11 @@ def resume(
                 warnings.warn(lost, stacklevel=2)
             agent.load_state_dict(content["agent"])
             run.load_state_dict(content["run"])
+            if total_steps is None:  # with it, the user asks for more
+                run.stopped = content["run"].get("stopped")
         else:
             directory.metrics.truncate(0)
+            directory.episodes.truncate(0)
         if total_steps is not None:
             write_settings(directory.config_path, algorithm_name(type(agent)), agent.config)
         return run.train()

@@ -485,12 +485,13 @@ def paired_notebook(chapter_path: Path) -> Any:
     return notebook
 
 
-def write_notebook(notebook: Any, chapter_path: Path) -> None:
-    """Write a notebook beside its chapter."""
+def write_notebook(notebook: Any, chapter_path: Path, folder: Path | None = None) -> None:
+    """Write a notebook beside its chapter, or into another folder."""
     import nbformat
 
-    text = nbformat.writes(notebook) + "\n"
-    chapter_path.with_suffix(".ipynb").write_text(text, encoding="utf-8")
+    path = (folder or chapter_path.parent) / f"{chapter_path.stem}.ipynb"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8")
 
 # %% [markdown]
 # ## Running a chapter
@@ -503,10 +504,14 @@ def write_notebook(notebook: Any, chapter_path: Path) -> None:
 # - A variable `MPLBACKEND` in your shell would hide the figures. So the process does not get it.
 # - What a cell prints on stderr, mostly warnings, is shown to the author and not stored.
 # - Times and versions are not stored either, so that two runs write the same file.
+#
+# The notebook beside the chapter is committed. Live runs print other seconds each time, so whoever only
+# builds the site should not find twenty changed files afterwards: `make book` runs the chapters into a
+# `folder` of its own, `_build/run/book`. Only the author who has changed a chapter writes its pair anew.
 
 # %%
 #| export
-def run_chapter(chapter_path: Path) -> str:
+def run_chapter(chapter_path: Path, folder: Path | None = None) -> str:
     """Run a chapter from top to bottom, write its notebook, and return its stderr."""
     from jupyter_client.kernelspec import KernelSpecManager
     from jupyter_client.manager import AsyncKernelManager
@@ -538,7 +543,7 @@ def run_chapter(chapter_path: Path) -> str:
         for output in [out for out in cell.get("outputs", []) if out.get("name") == "stderr"]:
             said += output.text
             cell.outputs.remove(output)
-    write_notebook(notebook, chapter_path)
+    write_notebook(notebook, chapter_path, folder)
     return said
 
 # %% [markdown]
@@ -576,17 +581,18 @@ assert outputs(tiny) == []
 # ## The command
 #
 # The command has four verbs: `export` (the default), `run`, `sync`, which writes notebooks without running
-# them, and `list`, which prints the notebooks in the order of the book.
+# them, and `list`, which prints the notebooks in the order of the book. With `--out` a run leaves the
+# committed notebooks alone and writes into that folder.
 
 # %%
 #| export
-def run_chapters(root: Path, names: Sequence[str]) -> None:
+def run_chapters(root: Path, names: Sequence[str], folder: Path | None = None) -> None:
     """Run chapters one after the other, with a line for each."""
     for i, name in enumerate(names, start=1):
         print(f"{i:2}/{len(names)}  {name:12}", end="", flush=True)
         start = time.monotonic()
         try:
-            said = run_chapter(root / "book" / f"{name}.py")
+            said = run_chapter(root / "book" / f"{name}.py", folder)
         except ValueError:
             print("failed", flush=True)
             raise
@@ -604,6 +610,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("verb", nargs="?", default="export", choices=verbs)
     parser.add_argument("names", nargs="*", metavar="NAME", help="chapters, all if none is given")
     parser.add_argument("--check", action="store_true", help="write nothing, show what is new")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="of the notebooks that run")
     options = parser.parse_args(arguments)
     try:
         root = find_root()
@@ -614,7 +621,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.verb == "export":
             return 0 if tangle(root, options.check) or not options.check else 1
         if options.verb == "run":
-            run_chapters(root, names)
+            run_chapters(root, names, options.out)
         for name in names:
             if options.verb == "list":
                 print(f"book/{name}.ipynb")

@@ -41,6 +41,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, kl_divergence
 
 from rlbook.agent import Metrics, UpdateResult
+from rlbook.callbacks import Callbacks
 from rlbook.dqn import check_shapes, set_learning_rate
 from rlbook.policy_gradient import A2C, RolloutBatch, RolloutConfig, explained_variance, normalize
 from rlbook.run import RunResult, train
@@ -612,9 +613,9 @@ class TRPO(A2C):
         return UpdateResult(metrics)
 
 
-def train_trpo(config: TRPOConfig, progress: bool = True) -> RunResult:
+def train_trpo(config: TRPOConfig, progress: bool = True, callbacks: Callbacks = ()) -> RunResult:
     """Train TRPO with these settings."""
-    return train(TRPO(config=config), progress)
+    return train(TRPO(config=config), progress, callbacks)
 
 # %% [markdown]
 # ## The step again

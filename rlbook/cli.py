@@ -2,9 +2,12 @@
 
 __all__ = [
     "COMMANDS",
+    "COMMON",
     "Command",
     "CommandFunction",
     "Parser",
+    "add_agent",
+    "add_groups",
     "announce",
     "choose",
     "command",
@@ -16,6 +19,7 @@ __all__ = [
     "export_command",
     "help_text",
     "list_command",
+    "load_agent",
     "main",
     "make_visible",
     "parse_training",
@@ -43,6 +47,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import gymnasium as gym
@@ -52,8 +57,10 @@ import rlbook
 from rlbook.envs import make_env, nearest
 from rlbook.progress import Interrupted, RunFailed
 from rlbook.settings import (
+    ELSEWHERE,
     Config,
     add_flags,
+    flag_name,
     flag_settings,
     gather_settings,
     make_config,
@@ -62,6 +69,7 @@ from rlbook.settings import (
 
 if TYPE_CHECKING:  # importing torch takes seconds: commands that need it import it themselves
     from rlbook.agent import Agent
+    from rlbook.run import RunResult
 
 
 # %% book/cli.py · The parser
@@ -85,7 +93,10 @@ class Parser(argparse.ArgumentParser):
         for word in unknown:
             if word.startswith("-"):
                 flag = word.partition("=")[0]
-                hint = nearest(flag, list(self._option_string_actions))
+                shown = [a for a in self._actions if a.help != argparse.SUPPRESS]
+                known = [name for action in shown for name in action.option_strings]
+                meant = flag_name(ELSEWHERE.get(flag[2:].replace("-", "_"), ""))
+                hint = f" Did you mean {meant!r}?" if meant in known else nearest(flag, known)
                 raise ValueError(f"`{self.prog}` has no flag {flag!r}.{hint}")
         if unknown:
             raise ValueError(f"`{self.prog}` does not know what to do with {unknown[0]!r}.")
@@ -172,17 +183,31 @@ def choose(arguments: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
     return (named, {}) if config is None else gather_settings(config, named)
 
 
+COMMON = ("env_id", "env_kwargs", "num_envs", "total_steps", "seed", "run_dir")
+
+
+def add_groups(parser: Parser, config_class: type[Config]) -> None:
+    """Give a parser the flags of all settings, in groups."""
+    own = [name for name in config_class.model_fields if name not in Config.model_fields]
+    rest = [name for name in Config.model_fields if name not in COMMON]
+    titles = ("common settings [default]; flags override the config file", "algorithm", "run")
+    for title, names in zip(titles, (COMMON, own, rest), strict=True):
+        if names:
+            add_flags(parser.add_argument_group(title), config_class, names)
+
+
 def parse_training(
     parser: Parser, arguments: Sequence[str]
 ) -> tuple["type[Agent]", dict[str, Any], argparse.Namespace]:
     """Parse a command that trains: the algorithm, the settings of file and flags, the options."""
+    parser.usage = f"{parser.prog} [ALGO] [--config NAME|FILE] [--SETTING VALUE ...]"
     parser.add_argument("algo", nargs="?", help="the algorithm, unless the config file names it")
     parser.add_argument("--config", metavar="NAME|FILE", help="a shipped config or a YAML file")
-    flags = parser.add_argument_group("settings [default]; these override the config file")
     algo, settings = choose(arguments)
     if algo is None:
-        flags.description = f"`{parser.prog} ALGO --help` shows those of an algorithm too."
-        add_flags(flags, Config)
+        add_groups(parser, Config)
+        more = f"`{parser.prog} ALGO --help` shows the settings of an algorithm too."
+        parser.description = f"{parser.description or ''}\n{more}".strip()
         if {"-h", "--help"} & {*arguments}:
             parser.parse(arguments)  # prints the help and exits
         example = f"`{parser.prog} dqn`"
@@ -190,7 +215,7 @@ def parse_training(
     from rlbook.agent import find_algorithm
 
     agent_class = find_algorithm(algo)
-    add_flags(flags, agent_class.config_class)
+    add_groups(parser, agent_class.config_class)
     options = parser.parse(arguments)
     if options.algo not in (None, algo):
         raise ValueError(f"The config is for {algo!r}, not for {options.algo!r}: name one of them.")
@@ -205,12 +230,14 @@ def default_run_dir(algo: str, config: Config) -> str:
     return f"runs/{name}"
 
 
-def announce(run_dir: str, metrics: dict[str, float], seconds: float) -> None:
+def announce(run_dir: str, result: "RunResult") -> None:
     """Say how a run ended, where its files are and what to do next."""
-    score = metrics.get("eval_return_mean")
+    score = result.metrics.get("eval_return_mean")
     scored = "" if score is None else f" with a mean return of {score:.1f}"
-    steps = int(metrics.get("global_step", 0))
-    print(f"Done: step {steps:,}{scored} after {seconds:.0f} s. The run is in {run_dir}.")
+    steps = int(result.metrics.get("global_step", 0))
+    if result.stopped:
+        print(f"Stopped early because {result.stopped}.")
+    print(f"Done: step {steps:,}{scored} after {result.seconds:.0f} s. The run is in {run_dir}.")
     print(f"Try it with `rlbook evaluate {run_dir}`,")
     print(f"go on with `rlbook resume {run_dir} --total-steps {2 * steps}`.")
 
@@ -226,10 +253,10 @@ def train_command(parser: Parser, arguments: list[str]) -> int:
 
     agent = agent_class(config=config)
     agent.directory = RunDirectory.create(config.run_dir, agent)
-    steps = f"{config.total_steps:,} steps"
-    print(f"Training {agent.name} on {config.env_id} for {steps} in {config.run_dir}.", flush=True)
+    what = f"{agent.name} on {config.env_id}, seed {config.seed}"
+    print(f"Training {what}, for {config.total_steps:,} steps in {config.run_dir}.", flush=True)
     result = train(agent)
-    announce(config.run_dir, result.metrics, result.seconds)
+    announce(config.run_dir, result)
     return 0
 
 
@@ -247,7 +274,7 @@ def resume_command(parser: Parser, arguments: list[str]) -> int:
     result = resume(options.run, total_steps)
     if reached and result.agent.global_step == reached:
         print(f"{options.run} was finished already: ask for more steps with --total-steps.")
-    announce(options.run, result.metrics, result.seconds)
+    announce(options.run, result)
     return 0
 
 
@@ -267,15 +294,38 @@ def seed_number(text: str) -> int:
     return int(text)
 
 
+def add_agent(parser: Parser) -> None:
+    """Give a parser what says which agent plays, and where."""
+    parser.add_argument("agent", help="a run directory or a checkpoint")
+    best = "the agent of the best evaluation, which `--keep-best` kept, not the last"
+    parser.add_argument("--best", action="store_true", help=best)
+    add_flags(parser, Config, ["env_kwargs"])
+
+
+def load_agent(options: argparse.Namespace) -> "Agent":
+    """Load the agent that was named, for an environment with other keywords if there are any."""
+    path = Path(options.agent)
+    if options.best:
+        path = path / "checkpoints" / "best.pt"
+        if Path(options.agent).is_dir() and not path.exists():
+            what = "keeps no best agent: train it with the setting 'keep_best'"
+            raise ValueError(f"{options.agent} {what}.")
+    agent = rlbook.load(path)
+    typed = argparse.Namespace(**{k: v for k, v in vars(options).items() if k == "env_kwargs"})
+    given = flag_settings(typed, Config).get("env_kwargs", {})
+    agent.config.env_kwargs = {**agent.config.env_kwargs, **given}
+    return agent
+
+
 @command("evaluate", "rlbook evaluate runs/a --episodes 20")
 def evaluate_command(parser: Parser, arguments: list[str]) -> int:
     """Play greedy episodes and print what they scored."""
-    parser.add_argument("agent", help="a run directory or a checkpoint")
+    add_agent(parser)
     parser.add_argument("--episodes", type=count, default=20, metavar="N", help="how many [20]")
     parser.add_argument("--seed", type=seed_number, default=0, metavar="N", help="of them [0]")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     options = parser.parse(arguments)
-    agent = rlbook.load(options.agent)
+    agent = load_agent(options)
     result = agent.evaluate(options.episodes, options.seed)
     low, high = result.interval
     known = options.episodes > 1  # one episode says nothing about the spread
@@ -286,7 +336,8 @@ def evaluate_command(parser: Parser, arguments: list[str]) -> int:
         return 0
     print(f"{agent.name} on {agent.config.env_id} after {agent.global_step:,} steps")
     print(f"mean return      {result.mean:.2f} over {options.episodes} greedy episodes")
-    print(f"95 % interval    {f'{low:.2f} to {high:.2f}' if known else 'needs two episodes'}")
+    ends = f"{low:.2f} to {high:.2f} (bootstrap)" if known else "needs two episodes"
+    print(f"95 % interval    {ends}")
     print(f"std of episodes  {result.std:.2f}")
     return 0
 
@@ -359,7 +410,7 @@ def make_visible(config: Config) -> gym.Env:
 @command("watch", "rlbook watch runs/a --out agent.gif")
 def watch_command(parser: Parser, arguments: list[str]) -> int:
     """Play greedy episodes and write them as an animated GIF."""
-    parser.add_argument("agent", help="a run directory or a checkpoint")
+    add_agent(parser)
     parser.add_argument("--out", default="agent.gif", metavar="FILE", help="[agent.gif]")
     parser.add_argument("--episodes", type=count, default=1, metavar="N", help="how many [1]")
     parser.add_argument("--max-steps", type=count, default=1000, metavar="N", help="of each [1000]")
@@ -368,7 +419,7 @@ def watch_command(parser: Parser, arguments: list[str]) -> int:
     options = parser.parse(arguments)
     if not options.out.endswith(".gif"):
         raise ValueError(f"The name of an animation must end in .gif, not be {options.out!r}.")
-    agent = rlbook.load(options.agent)
+    agent = load_agent(options)
     from rlbook.figures import save_gif
 
     env = make_visible(agent.config)
@@ -411,13 +462,14 @@ def export_command(parser: Parser, arguments: list[str]) -> int:
 @command("plot", "rlbook plot runs/a runs/b --out curve.png")
 def plot_command(parser: Parser, arguments: list[str]) -> int:
     """Draw the learning curves of runs, or those that a sweep stored; seeds become one band."""
-    parser.add_argument("runs", nargs="+", help="run directories, or results of sweeps (.json)")
+    what = "run directories, directories of sweeps, or their results (.json)"
+    parser.add_argument("runs", nargs="+", help=what)
     parser.add_argument("--out", default="curve.png", metavar="FILE", help="[curve.png]")
     parser.add_argument(
         "--metric", default="eval_return_mean", metavar="NAME", help="[eval_return_mean]"
     )
     options = parser.parse(arguments)
-    from rlbook.figures import plot_results, plot_runs
+    from rlbook.figures import find_runs, plot_results, plot_runs
 
     stored = [run for run in options.runs if run.endswith(".json")]
     if stored and (len(stored) < len(options.runs) or options.metric != "eval_return_mean"):
@@ -425,7 +477,8 @@ def plot_command(parser: Parser, arguments: list[str]) -> int:
     if stored:
         plot_results(stored, options.out)
     else:
-        plot_runs(options.runs, options.out, metric=options.metric)
+        runs = [run for path in options.runs for run in find_runs(path)]
+        plot_runs(runs, options.out, metric=options.metric)
     print(f"Wrote {options.out}.")
     return 0
 

@@ -29,6 +29,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rlbook.agent import Agent, Metrics, Transition, UpdateResult
+from rlbook.callbacks import Callbacks
 from rlbook.envs import derive_seed
 from rlbook.replay import (
     Batch,
@@ -306,6 +307,6 @@ class DQN(Agent):
         return UpdateResult(metrics)
 
 
-def train_dqn(config: DQNConfig, progress: bool = True) -> RunResult:
+def train_dqn(config: DQNConfig, progress: bool = True, callbacks: Callbacks = ()) -> RunResult:
     """Train DQN with these settings."""
-    return train(DQN(config=config), progress)
+    return train(DQN(config=config), progress, callbacks)

@@ -33,6 +33,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from rlbook.agent import Agent, Metrics, Transition, UpdateResult
+from rlbook.callbacks import Callbacks
 from rlbook.dqn import MLP, check_shapes, polyak_update
 from rlbook.envs import derive_seed
 from rlbook.pixels import FrameReplay
@@ -412,6 +413,6 @@ class DrQv2(Agent):
         return self.critic(encoded, scaled).cpu().numpy()
 
 
-def train_drqv2(config: DrQv2Config, progress: bool = True) -> RunResult:
+def train_drqv2(config: DrQv2Config, progress: bool = True, callbacks: Callbacks = ()) -> RunResult:
     """Train DrQ-v2 with these settings."""
-    return train(DrQv2(config=config), progress)
+    return train(DrQv2(config=config), progress, callbacks)

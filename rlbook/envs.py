@@ -52,7 +52,6 @@ import numpy as np
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from scipy.special import stdtrit
 
 
 # %% book/envs.py · Making an environment
@@ -349,14 +348,15 @@ def true_next_obs(next_obs: np.ndarray, infos: dict[str, Any]) -> np.ndarray:
 def mean_interval(
     values: np.ndarray, axis: int = 0, confidence: float = 0.95
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the mean and the two ends of its Student-t interval along `axis`."""
-    values = np.asarray(values, dtype=np.float64)
-    count = values.shape[axis]
-    mean = values.mean(axis)
+    """Return the mean and the two ends of its bootstrap interval along `axis`."""
+    values = np.moveaxis(np.asarray(values, dtype=np.float64), axis, 0)
+    count, mean = len(values), values.mean(axis=0)
     if count < 2:  # one value has no spread to estimate
         return mean, np.full_like(mean, np.nan), np.full_like(mean, np.nan)
-    half = stdtrit(count - 1, 0.5 + confidence / 2) * values.std(axis, ddof=1) / np.sqrt(count)
-    return mean, mean - half, mean + half
+    counts = np.random.default_rng(0).multinomial(count, [1 / count] * count, size=2_000)
+    means = np.tensordot(counts / count, values, axes=1)  # (resamples, ...)
+    low, high = np.quantile(means, [0.5 - confidence / 2, 0.5 + confidence / 2], axis=0)
+    return mean, low, high
 
 
 @dataclass(frozen=True)
@@ -378,7 +378,7 @@ class Evaluation:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The 95 % Student-t interval of the mean."""
+        """The 95 % bootstrap interval of the mean."""
         _, low, high = mean_interval(self.returns)
         return float(low), float(high)
 

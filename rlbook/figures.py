@@ -12,6 +12,7 @@ __all__ = [
     "draw_parts",
     "draw_result",
     "filmstrip",
+    "find_runs",
     "frame_delays",
     "group_runs",
     "has_scores",
@@ -126,7 +127,7 @@ def use_style() -> None:
 def plot_band(
     ax: Axes, steps: np.ndarray, values: np.ndarray, label: str, color: str | None = None
 ) -> Line2D:
-    """Draw the mean of `values` (seeds, points) and the 95 % Student-t interval of that mean."""
+    """Draw the mean of `values` (seeds, points) and the 95 % bootstrap interval of that mean."""
     steps, values = np.asarray(steps), np.atleast_2d(np.asarray(values, dtype=np.float64))
     if values.shape != (len(values), steps.size) or len(values) == 0:
         raise ValueError(
@@ -489,12 +490,20 @@ def read_run(path: str | Path, metric: str) -> Curve:
     if not found.any() and metric.startswith("eval_return"):
         raise ValueError(f"The run {path} has no evaluation yet: train it for longer.")
     if not found.any():
-        hint = nearest(metric, list(metrics))
+        known = [name for name in metrics if name != "global_step"]
+        hint = nearest(metric, known) or f" It has: {', '.join(known) or 'none yet'}."
         raise ValueError(f"The run {path} has no metric {metric!r}.{hint}")
     return config, metrics["global_step"][found], values[found]
 
 
 # %% book/figures.py · Runs side by side
+def find_runs(path: str | Path) -> list[Path]:
+    """Return a run directory, or the runs of a sweep in its directory."""
+    path = Path(path)
+    runs = [] if (path / "config.yaml").exists() else sorted(path.glob("*/seed_*/config.yaml"))
+    return [run.parent for run in runs] or [path]
+
+
 def group_runs(paths: Sequence[str | Path], metric: str) -> list[list[Curve]]:
     """Group the runs that differ only in their seed."""
     groups: dict[str, dict[Any, Curve]] = {}

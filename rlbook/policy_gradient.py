@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
 from rlbook.agent import Agent, Metrics, Transition, UpdateResult
+from rlbook.callbacks import Callbacks
 from rlbook.dqn import check_shapes, decayed, set_learning_rate
 from rlbook.replay import storage_dtype
 from rlbook.run import RunResult, train
@@ -453,6 +454,6 @@ class A2C(Agent):
         return distribution.probs.cpu().numpy()
 
 
-def train_a2c(config: A2CConfig, progress: bool = True) -> RunResult:
+def train_a2c(config: A2CConfig, progress: bool = True, callbacks: Callbacks = ()) -> RunResult:
     """Train A2C with these settings."""
-    return train(A2C(config=config), progress)
+    return train(A2C(config=config), progress, callbacks)

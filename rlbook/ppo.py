@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from rlbook.agent import Metrics, UpdateResult
+from rlbook.callbacks import Callbacks
 from rlbook.dqn import check_shapes, decayed, set_learning_rate
 from rlbook.policy_gradient import (
     A2C,
@@ -189,6 +190,6 @@ class PPO(A2C):
         return UpdateResult(metrics)
 
 
-def train_ppo(config: PPOConfig, progress: bool = True) -> RunResult:
+def train_ppo(config: PPOConfig, progress: bool = True, callbacks: Callbacks = ()) -> RunResult:
     """Train PPO with these settings."""
-    return train(PPO(config=config), progress)
+    return train(PPO(config=config), progress, callbacks)

@@ -10,6 +10,7 @@ __all__ = [
     "Tally",
     "TerminalBar",
     "bar_text",
+    "bar_width",
     "catch_signals",
     "closing_text",
     "find_display",
@@ -18,6 +19,7 @@ __all__ = [
 ]
 
 # %% book/progress.py · Watching and stopping a run
+import os
 import signal
 import sys
 import threading
@@ -26,7 +28,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import SupportsFloat
 
 from tqdm import tqdm
 
@@ -72,12 +73,12 @@ def bar_text(tally: Tally) -> str:
     )
 
 
-def line_text(tally: Tally, evaluation: Evaluation) -> str:
-    """Say in one line what an evaluation found, and how fast the run is."""
+def line_text(tally: Tally, evaluation: Evaluation | None = None) -> str:
+    """Say in one line where the run is, how fast it is, and what an evaluation found."""
     where = f"{tally.label}: step {tally.step:,} of {tally.total:,}"
     loss = f", loss {tally.notes['loss']}" if "loss" in tally.notes else ""
-    score = f"{evaluation.mean:.1f} ± {evaluation.std:.1f}"
-    return f"{where}, evaluation {score}{loss}, {tally.speed():,.0f} steps/s"
+    score = f", evaluation {evaluation.mean:.1f} ± {evaluation.std:.1f}" if evaluation else ""
+    return f"{where}{score}{loss}, {tally.speed():,.0f} steps/s"
 
 
 def closing_text(tally: Tally) -> str:
@@ -107,16 +108,33 @@ class Display:
         """Show the end of the run."""
 
 
+def bar_width() -> int:
+    """Return one column less than the terminal has, or 79 if it does not tell."""
+    try:
+        columns = os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):
+        columns = 0
+    return (columns or 80) - 1
+
+
 class TerminalBar(Display):
     """A bar that is drawn over itself."""
 
     def __init__(self, tally: Tally) -> None:
-        self.bar = tqdm(total=tally.total, initial=tally.start, desc=tally.label, unit="step")
+        self.bar = tqdm(
+            total=tally.total,
+            initial=tally.start,
+            desc=tally.label,
+            unit="step",
+            ncols=bar_width(),
+            nrows=24,  # otherwise it asks the terminal, and shows nothing if that has no size
+        )
 
     def start_at(self, step: int) -> None:
         self.bar.initial = self.bar.n = self.bar.last_print_n = step
 
     def move(self, tally: Tally) -> None:
+        self.bar.ncols = bar_width()
         self.bar.set_postfix(tally.notes, refresh=False)
         self.bar.update(tally.step - self.bar.n)
 
@@ -151,13 +169,27 @@ class NotebookLine(Display):
 
 
 class LogLines(Display):
-    """One line per evaluation."""
+    """One line per evaluation, and one when nothing was printed for a minute."""
+
+    quiet = 60.0  # seconds
+
+    def __init__(self) -> None:
+        self.printed = time.perf_counter()
+
+    def print(self, text: str) -> None:
+        """Print a line."""
+        print(text, flush=True)
+        self.printed = time.perf_counter()
+
+    def move(self, tally: Tally) -> None:
+        if time.perf_counter() - self.printed > self.quiet:
+            self.print(line_text(tally))
 
     def evaluated(self, tally: Tally, evaluation: Evaluation) -> None:
-        print(line_text(tally, evaluation), flush=True)
+        self.print(line_text(tally, evaluation))
 
     def announce(self, tally: Tally, text: str) -> None:
-        print(f"{tally.label}: {text}", flush=True)
+        self.print(f"{tally.label}: {text}")
 
 
 def find_display(tally: Tally) -> Display:
@@ -168,7 +200,7 @@ def find_display(tally: Tally) -> Display:
 
 
 class Progress:
-    """A bar in a terminal and in a notebook; elsewhere one line per evaluation."""
+    """A bar in a terminal and in a notebook; elsewhere a line now and then."""
 
     def __init__(self, label: str, start: int, total: int, enabled: bool) -> None:
         self.tally = Tally(label, start, total)
@@ -185,18 +217,25 @@ class Progress:
         self.tally.step, self.tally.seconds = step, time.perf_counter() - self.began
         return self.tally
 
-    def step(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
-        """Show where the run is, ten times a second at most."""
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show where the run is and its last line of metrics, ten times a second at most."""
         now = time.perf_counter()
         if now - self.shown < 0.1:
             return
         self.shown = now
-        if "loss" in metrics:
-            self.tally.notes["loss"] = f"{float(metrics['loss']):.3g}"
+        self.note(metrics)
         self.display.move(self.count(step))
 
-    def evaluated(self, step: int, evaluation: Evaluation) -> None:
-        """Note the result of an evaluation."""
+    def note(self, metrics: Mapping[str, float]) -> None:
+        """Keep the loss, if there is one."""
+        if "loss" in metrics:
+            self.tally.notes["loss"] = f"{metrics['loss']:.3g}"
+
+    def evaluated(
+        self, step: int, evaluation: Evaluation, metrics: Mapping[str, float] | None = None
+    ) -> None:
+        """Show the result of an evaluation."""
+        self.note(metrics or {})
         self.tally.notes["eval"] = f"{evaluation.mean:.1f}"
         self.display.evaluated(self.count(step), evaluation)
 

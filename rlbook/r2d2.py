@@ -28,6 +28,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from rlbook.agent import Metrics
+from rlbook.callbacks import Callbacks
 from rlbook.dqn import dqn_target
 from rlbook.drqn import (
     DRQN,
@@ -350,6 +351,6 @@ class R2D2(DRQN):
         return metrics
 
 
-def train_r2d2(config: R2D2Config, progress: bool = True) -> RunResult:
+def train_r2d2(config: R2D2Config, progress: bool = True, callbacks: Callbacks = ()) -> RunResult:
     """Train R2D2 with these settings."""
-    return train(R2D2(config=config), progress)
+    return train(R2D2(config=config), progress, callbacks)

@@ -10,6 +10,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from rlbook.callbacks import Callbacks
 from rlbook.run import RunResult, train
 from rlbook.sac import SAC, SACConfig
 from rlbook.settings import Config
@@ -67,6 +68,6 @@ class REDQ(SAC):
         return q.mean(dim=1) if self.config.actor_value == "mean" else super().actor_value(q)
 
 
-def train_redq(config: REDQConfig, progress: bool = True) -> RunResult:
+def train_redq(config: REDQConfig, progress: bool = True, callbacks: Callbacks = ()) -> RunResult:
     """Train REDQ with these settings."""
-    return train(REDQ(config=config), progress)
+    return train(REDQ(config=config), progress, callbacks)

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.optim import Adam
 
 from rlbook.agent import Agent, Metrics, Transition, UpdateResult
+from rlbook.callbacks import Callbacks
 from rlbook.dqn import MLP, check_shapes, polyak_update
 from rlbook.envs import derive_seed
 from rlbook.replay import (
@@ -381,6 +382,6 @@ class SAC(Agent):
         return self.critics(*pair).cpu().numpy()
 
 
-def train_sac(config: SACConfig, progress: bool = True) -> RunResult:
+def train_sac(config: SACConfig, progress: bool = True, callbacks: Callbacks = ()) -> RunResult:
     """Train SAC with these settings."""
-    return train(SAC(config=config), progress)
+    return train(SAC(config=config), progress, callbacks)

@@ -1,6 +1,7 @@
 """Made from book/settings.py: edit the chapter, then run `rlbook tangle`."""
 
 __all__ = [
+    "ELSEWHERE",
     "LIMITS",
     "WORDS",
     "AnyConfig",
@@ -16,6 +17,7 @@ __all__ = [
     "flag_settings",
     "gather_settings",
     "make_config",
+    "nearest_setting",
     "parse_yaml",
     "read_flag",
     "read_settings",
@@ -127,6 +129,30 @@ def explain(error: ValidationError, config_class: type[BaseModel], settings: dic
     return f"Setting {name!r} must be {wanted}, not {given!r}."
 
 
+ELSEWHERE = {  # what other libraries call a setting
+    "learning_rate": "lr",
+    "total_timesteps": "total_steps",
+    "timesteps": "total_steps",
+    "steps": "total_steps",
+    "n_envs": "num_envs",
+    "env": "env_id",
+    "env_name": "env_id",
+    "n_steps": "num_steps",
+    "ent_coef": "entropy_coef",
+    "train_freq": "train_frequency",
+    "clip_range": "clip",
+    "eval_freq": "eval_every",
+    "n_eval_episodes": "eval_episodes",
+    "net_arch": "hidden",
+}
+
+
+def nearest_setting(name: str, known: Sequence[str]) -> str:
+    """Return a hint that names the setting that is meant, or nothing."""
+    meant = ELSEWHERE.get(name.replace("-", "_"))
+    return f" Did you mean {meant!r}?" if meant in known else nearest(name, known)
+
+
 def check_names(config_class: type[BaseModel], names: Iterable[Any]) -> None:
     """Raise for a name that is no setting, naming the nearest one that is."""
     known = list(config_class.model_fields)
@@ -134,7 +160,7 @@ def check_names(config_class: type[BaseModel], names: Iterable[Any]) -> None:
         if name not in known:
             owner = config_class.__name__.removesuffix("Config")
             lists = f" `rlbook train {owner.lower()} --help` lists them."
-            hint = nearest(str(name), known) or lists
+            hint = nearest_setting(str(name), known) or lists
             raise ValueError(f"{owner} has no setting {name!r}.{hint}")
 
 
@@ -170,7 +196,9 @@ class Config(BaseModel):
         description="Compile what an update computes (torch.compile); needs a C++ compiler.",
     )
     run_dir: str | None = Field(
-        default=None, description="Directory of the run; without one nothing is written."
+        default=None,
+        description="Directory of the run; without one, `rlbook train` names it after the run, and "
+        "Python writes nothing.",
     )
     eval_every: int = Field(
         default=5_000, ge=0, description="Environment steps between evaluations; 0 for none."
@@ -178,6 +206,15 @@ class Config(BaseModel):
     eval_episodes: int = Field(default=10, ge=1, description="Greedy episodes of an evaluation.")
     eval_max_steps: int = Field(
         default=30_000, ge=1, description="Steps after which such an episode is cut."
+    )
+    stop_at_return: float | None = Field(
+        default=None, description="Stop when an evaluation's mean return reaches this."
+    )
+    stop_patience: int | None = Field(
+        default=None, ge=1, description="Stop after so many evaluations without improvement."
+    )
+    keep_best: bool = Field(
+        default=False, description="Keep the agent of the best evaluation in checkpoints/best.pt."
     )
     log_every: int = Field(
         default=1_000, ge=1, description="Environment steps between lines of training metrics."

@@ -203,6 +203,9 @@ def check_plan(plan: Sequence[Item]) -> None:
             raise ValueError("A sweep needs settings whose mappings have texts as keys.")
         if config.eval_every == 0:
             raise ValueError("A sweep compares evaluations: 'eval_every' must be above 0.")
+        for name in ("stop_at_return", "stop_patience"):
+            if getattr(config, name) is not None:
+                raise ValueError(f"A sweep compares runs of equal length: leave out {name!r}.")
         if item.variant not in tried:
             whole = {"algo": item.algo, **config.model_dump(), "seed": None, "run_dir": None}
             for other in (name for name, settings in tried.items() if settings == whole):
@@ -485,7 +488,8 @@ def summary(result: dict[str, Any]) -> str:
         seeds = len(run["final"])
         middles = {"IQM": iqm_interval(run["final"]), "mean": mean_interval(np.array(run["final"]))}
         for what, (middle, low, high) in middles.items():
-            spread = f"95 % interval {low:8.2f} to {high:8.2f}" if seeds > 1 else "one seed"
+            ends = f"{low:8.2f} to {high:8.2f}"
+            spread = f"95 % bootstrap interval {ends}" if seeds > 1 else "one seed"
             label, count = (name, f"   {seeds} seeds" * (seeds > 1)) if what == "IQM" else ("", "")
             lines.append(f"{label:{width}}  {what:4} {middle:8.2f}   {spread}{count}")
     return "\n".join(lines)

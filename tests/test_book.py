@@ -365,6 +365,29 @@ def test_a_chapter_that_fails_is_named_and_its_notebook_is_kept(
     assert notebook.read_bytes() == before
 
 
+def test_a_run_into_another_folder_leaves_the_pair_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "# %%\nimport os\nprint(os.path.basename(os.getcwd()))\n"
+    root = write_book(tmp_path, tiny=text)
+    pair = root / "book" / "tiny.ipynb"
+    write_notebook(paired_notebook(root / "book" / "tiny.py"), root / "book" / "tiny.py")
+    before = pair.read_bytes()
+    monkeypatch.chdir(root)
+    assert main(["run", "tiny", "--out", "_build/run/book"]) == 0
+    assert pair.read_bytes() == before
+    (cell,) = nbformat.read(root / "_build/run/book/tiny.ipynb", as_version=4).cells
+    assert cell.outputs[0].text == "book\n"  # it still finds the files beside its chapter
+
+
+def test_making_the_book_changes_no_committed_notebook() -> None:
+    """The targets run chapters into _build, which git ignores."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    runs = re.findall(r"^\t.*rlbook\.tangle run.*", makefile, flags=re.MULTILINE)
+    assert runs and all("--out _build/" in line for line in runs)
+    assert "_build/" in (ROOT / ".gitignore").read_text().split()
+
+
 def test_pairing_keeps_outputs_of_unchanged_cells_alone(tmp_path: Path) -> None:
     text = "# %%\n1 + 1\n\n# %%\n1 + 1\n\n# %%\n2 + 2\n"
     path = write_book(tmp_path, tiny=text) / "book" / "tiny.py"

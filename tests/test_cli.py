@@ -88,7 +88,7 @@ def test_train_kill_resume_evaluate_predict_watch_plot(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 143, err
-    assert "Training dqn on CartPole-v1 for 100,000 steps in runs/a." in out
+    assert "Training dqn on CartPole-v1, seed 0, for 100,000 steps in runs/a." in out
     sentence = r"Stopped at step [\d,]+\. .*`rlbook resume runs/a`.*\.\n"
     assert re.fullmatch(sentence, err)
 
@@ -155,6 +155,68 @@ def test_help_of_an_algorithm_lists_its_own_settings(capsys: pytest.CaptureFixtu
     text = " ".join(capsys.readouterr().out.split())
     assert "--final-epsilon X Probability of a random action at the end. [0.05]" in text
     assert "--hidden N [N ...] Units of each hidden layer. [[64, 64]]" in text
+
+
+def test_help_is_grouped_under_a_short_usage_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "dqn", "--help"]) == 0
+    text = capsys.readouterr().out
+    usage = "usage: rlbook train [ALGO] [--config NAME|FILE] [--SETTING VALUE ...]\n"
+    assert text.startswith(usage)
+    common, algorithm, run = (
+        text.index(f"\n{title}") for title in ("common settings", "algorithm:", "run:")
+    )
+    flags = ("--seed", "--final-epsilon", "--log-every")
+    seed, epsilon, log = (text.index(f"  {flag} ") for flag in flags)
+    assert common < seed < algorithm < epsilon < run < log
+    assert "`rlbook train` names it after the run" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "dqn", "--learning-rate", "1"], "'--learning-rate'. Did you mean '--lr'?"),
+        (["train", "dqn", "--n_envs", "2"], "no flag '--n_envs'. Did you mean '--num-envs'?"),
+        (["train", "dqn", "--keep-bets"], "no flag '--keep-bets'. Did you mean '--keep-best'?"),
+        (["sweep", "dqn", "--vary", "learning_rate=1,2"], "'learning_rate'. Did you mean 'lr'?"),
+        (["sweep", "dqn", "--stop-patience", "3"], "equal length: leave out 'stop_patience'"),
+    ],
+)
+def test_suggestions_name_the_setting_that_is_meant(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_evaluate_and_watch_take_other_keywords_for_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    DQN("rlbook/TMaze-v0", env_kwargs={"length": 3, "walk": False}).save("maze.pt")
+    flags = ["--episodes", "2", "--env-kwargs", "{length: 7}"]
+    assert main(["evaluate", "maze.pt", *flags]) == 0
+    agent = DQN.load("maze.pt")
+    agent.config.env_kwargs = {"length": 7, "walk": False}
+    assert f"mean return      {agent.evaluate(2).mean:.2f}" in capsys.readouterr().out
+    assert main(["watch", "maze.pt", "--out", "maze.gif", "--env-kwargs", "length: 7"]) == 0
+    assert "Wrote maze.gif: 9 frames" in capsys.readouterr().out  # seven steps and the turn
+    assert main(["evaluate", "maze.pt", "--env-kwargs", "7"]) == 2
+    assert "'env_kwargs' must be a mapping" in capsys.readouterr().err
+
+
+def test_an_error_of_the_environment_keeps_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def broken(*_: Any) -> None:
+        raise ValueError("joint 3 is out of range")
+
+    monkeypatch.setattr("rlbook.envs.ObservationReward.reward", broken)
+    flags = ["--env-id=rlbook/ObservationReward-v0", "--total-steps", "20", "--run-dir", "a"]
+    with pytest.raises(ValueError, match="joint 3") as failure:
+        main(["train", "dqn", *flags])
+    assert "Go on from a/checkpoints/step_000000000000.pt" in failure.value.__notes__[0]
 
 
 def test_list_names_algorithms_and_configs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ import fcntl
 import io
 import os
 import re
+import select
 import signal
 import struct
 import sys
@@ -11,6 +12,7 @@ import termios
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import nbclient
 import nbformat
@@ -21,7 +23,7 @@ from helpers import CHILDREN, SMALL, in_child, learn_in_pipe, learn_in_terminal
 
 from rlbook.dqn import DQN
 from rlbook.envs import Evaluation
-from rlbook.progress import Progress, TerminalBar, catch_signals
+from rlbook.progress import LogLines, Progress, TerminalBar, catch_signals
 
 
 def test_in_a_terminal_a_bar_shows_step_evaluation_loss_and_speed(tmp_path: Path) -> None:
@@ -51,7 +53,7 @@ def test_in_a_terminal_a_bar_shows_step_evaluation_loss_and_speed(tmp_path: Path
     text = b"".join(pieces).decode()
     last = text.rstrip().split("\r")[-1]
     assert text.count("\r") > 1, "the bar is drawn over itself"
-    for part in ("dqn", "2000/2000", "step/s", "loss=", "eval="):
+    for part in ("dqn, seed 0", "2000/2000", "step/s", "loss=", "eval="):
         assert part in last, f"{part} is not in {last!r}"
     assert "100%" in last
 
@@ -63,7 +65,7 @@ def test_in_a_pipe_each_evaluation_is_one_plain_line(tmp_path: Path) -> None:
     text = out.read_bytes().decode()
     assert "\r" not in text
     score = r"evaluation \d+\.\d ± \d+\.\d(?:, loss \S+)?"
-    line = rf"dqn: step ([\d,]+) of ([\d,]+), {score}, [\d,]+ steps/s"
+    line = rf"dqn, seed 0: step ([\d,]+) of ([\d,]+), {score}, [\d,]+ steps/s"
     found = [re.fullmatch(line, each) for each in text.splitlines()]
     assert [each and each.groups() for each in found] == [
         ("500", "1,000"),
@@ -88,7 +90,7 @@ def test_in_a_notebook_one_plain_line_stays_and_nothing_else(
     outputs = notebook.cells[0].outputs
     assert [output.output_type for output in outputs] == ["display_data"], outputs
     assert list(outputs[0].data) == ["text/plain"], "a widget would need its Javascript"
-    last = r"dqn: 1,000 steps in [\d.]+ s \([\d,]+ steps/s\), evaluation \d+\.\d"
+    last = r"dqn, seed 0: 1,000 steps in [\d.]+ s \([\d,]+ steps/s\), evaluation \d+\.\d"
     assert re.fullmatch(last, outputs[0].data["text/plain"])
 
 
@@ -122,7 +124,7 @@ def no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("no_compiler")
 def test_a_line_says_that_the_update_is_compiled(capsys: pytest.CaptureFixture[str]) -> None:
-    line = "dqn: compiling the update, which can take a minute"
+    line = "dqn, seed 0: compiling the update, which can take a minute"
     for compiles in (True, False):
         DQN(**{**SMALL, "eval_every": 100, "learning_starts": 150}, compile=compiles).learn(200)
         lines = capsys.readouterr().out.splitlines()
@@ -187,3 +189,71 @@ def test_a_run_in_another_thread_leaves_signals_alone() -> None:
     thread.start()
     thread.join()
     assert seen == [(before, [])]
+
+
+@pytest.mark.parametrize("columns", [0, 20, 40, 79, 200])
+def test_the_bar_fits_the_terminal(columns: int) -> None:
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24 * bool(columns), columns, 0, 0))
+    with os.fdopen(slave, "w") as terminal, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stderr", terminal)
+        progress = Progress("dqn, seed 0", 0, 1_000_000, enabled=True)
+        assert isinstance(progress.display, TerminalBar)
+        progress.shown = 0.0
+        progress.tally.notes["eval"] = "123.4"
+        progress.step(10_000, {"loss": 0.123})
+        progress.display.bar.refresh()
+        terminal.flush()
+        shown = ""
+        while select.select([master], [], [], 0.5)[0]:
+            shown += os.read(master, 100_000).decode()
+        progress.close(10_000)
+    os.close(master)
+    lines = [part for part in re.split(r"[\r\n]", shown) if part.strip()]
+    assert lines and all(len(line) < (columns or 80) for line in lines)
+    assert lines[-1].startswith("dqn, seed 0")
+    if columns > 100:
+        assert "eval=123.4, loss=0.123" in lines[-1]
+
+
+def test_a_long_run_in_a_pipe_says_now_and_then_where_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LogLines, "quiet", 0.3)
+    progress = Progress("dqn, seed 0", 0, 100, enabled=True)
+    began, step = time.perf_counter(), 0
+    while time.perf_counter() - began < 1.0:
+        step += 1
+        progress.step(step, {"loss": 0.25})
+        time.sleep(0.005)
+    lines = capsys.readouterr().out.splitlines()
+    assert 1 <= len(lines) <= 3
+    assert re.fullmatch(r"dqn, seed 0: step \d+ of 100, loss 0.25, [\d,]+ steps/s", lines[0])
+
+
+def test_two_runs_with_one_seed_print_the_same_losses(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = []
+    for pause in (0.0, 0.002):  # a slower machine
+        agent = DQN(**{**SMALL, "eval_every": 100, "log_every": 40})
+        act = agent.act
+
+        def slower(*arguments: Any, act: Any = act, pause: float = pause, **options: Any) -> Any:
+            time.sleep(pause)
+            return act(*arguments, **options)
+
+        agent.act = slower  # type: ignore[method-assign]
+        result = agent.learn(300)
+        lines = capsys.readouterr().out.splitlines()
+        printed.append([line.rsplit(", ", 1)[0] for line in lines])  # without the speed
+    assert printed[0] == printed[1] and len(printed[0]) == 3
+    logged = [line["loss"] for line in result.history if "loss" in line]
+    assert printed[0][-1].endswith(f"loss {logged[-1]:.3g}")
+
+
+def test_agents_and_results_print_as_one_informative_line(tmp_path: Path) -> None:
+    agent = DQN(**{**SMALL, "eval_every": 100}, seed=4, run_dir=str(tmp_path / "a"))
+    assert repr(agent) == "DQN('CartPole-v1', seed=4: step 0, 0 updates)"
+    result = agent.learn(200, progress=False)
+    shown = r"DQN\('CartPole-v1', seed=4: step 200, 150 updates\)"
+    line = rf"RunResult\({shown}, mean return [\d.]+, [\d.]+ s, \S+step_0+200\.pt\)"
+    assert re.fullmatch(line, repr(result))

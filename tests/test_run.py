@@ -339,7 +339,7 @@ def test_what_cannot_be_resumed_is_said(
         monkeypatch.setitem(REGISTRY, "other", Other)
         config = tmp_path / "a" / "config.yaml"
         config.write_text(config.read_text().replace("algo: dqn", "algo: other"))
-        message = "holds a dqn agent, but the run is other"
+        message = "holds a dqn agent, but the run is test_run:other"
     with pytest.raises(ValueError, match=message):
         resume(tmp_path / "a", progress=False)
 

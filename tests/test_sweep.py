@@ -102,9 +102,10 @@ def test_each_run_is_reported_once_then_the_means(swept: Swept) -> None:
     assert sorted(line[:5] for line in said[:4]) == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
     assert sum("plain, seed 1: return" in line for line in said) == 1
     mean, low, high = mean_interval(np.array(result["runs"]["plain"]["final"]))
-    assert f"mean {mean:8.2f}   95 % interval {low:8.2f} to {high:8.2f}" in said[-1]
+    assert f"mean {mean:8.2f}   95 % bootstrap interval {low:8.2f} to {high:8.2f}" in said[-1]
     iqm = iqm_interval(result["runs"]["plain"]["final"])
-    assert "IQM  {:8.2f}   95 % interval {:8.2f} to {:8.2f}   2 seeds".format(*iqm) in said[-1]
+    line = "IQM  {:8.2f}   95 % bootstrap interval {:8.2f} to {:8.2f}   2 seeds"
+    assert line.format(*iqm) in said[-1]
     assert str(folder / "x.json") in said[-1]
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import os
 import re
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +14,7 @@ from myst_parser.mdit_to_docutils.base import default_slugify
 from rlbook.tangle import defined_names, read_toc
 
 ROOT = Path(__file__).resolve().parents[2]
+SOURCE = Path(os.environ.get("RLBOOK_SOURCE") or ROOT).resolve()  # of notebooks and made pages
 
 
 class Section(NamedTuple):
@@ -25,7 +27,7 @@ class Section(NamedTuple):
 @functools.cache
 def chapters() -> list[str]:
     """List the chapters that have been run, in the order of the book."""
-    return [name for name in read_toc(ROOT) if (ROOT / "book" / f"{name}.ipynb").is_file()]
+    return [name for name in read_toc(ROOT) if (SOURCE / "book" / f"{name}.ipynb").is_file()]
 
 
 def modules() -> list[str]:
@@ -74,7 +76,7 @@ def assignment(module: str, name: str) -> str:
 @functools.cache
 def notebook(name: str) -> nbformat.NotebookNode:
     """Read the notebook of a chapter, with its outputs."""
-    return nbformat.read(ROOT / "book" / f"{name}.ipynb", as_version=4)
+    return nbformat.read(SOURCE / "book" / f"{name}.ipynb", as_version=4)
 
 
 @functools.cache

@@ -12,12 +12,12 @@ from typing import Any
 import differences
 import library
 import yaml
-from library import ROOT, heading_link, title, write
+from library import ROOT, SOURCE, heading_link, title, write
 from PIL import Image
 
 from rlbook.settings import Config, describe, flag_name
 
-FOLDER = ROOT / "reference"  # not committed: made anew by each build
+FOLDER = SOURCE / "reference"  # not committed: made anew by each build
 API = "reference/api"
 
 
@@ -137,7 +137,7 @@ def write_pages() -> Path:
         write(FOLDER / file, text)
     toc = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf-8"))
     for part in toc["parts"]:  # a chapter that has not been run has no page yet
-        part["chapters"] = [c for c in part["chapters"] if (ROOT / f"{c['file']}.ipynb").is_file()]
+        part["chapters"] = [c for c in part["chapters"] if (SOURCE / f"{c['file']}.ipynb").is_file()]
     changes = [{"file": f"reference/differences/{new}"} for _, new in pairs]
     api = {"file": "reference/api", "sections": [{"file": f"{API}/{name}"} for name in names]}
     if changes:

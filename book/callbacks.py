@@ -1,0 +1,390 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Callbacks
+#
+# You want a run to stop when the agent is good enough, or when it has not improved for a long time, and
+# you want to keep the best agent of the run and not only the last. Or you want something that no library
+# foresaw: a message on your phone, a metric of your own. For that the [training loop](run.ipynb) calls
+# objects of yours at four moments. They are called *callbacks*. At the end of this chapter you have three
+# that most people need, and you have written one.
+#
+# | | |
+# |---|---|
+# | Builds on | [Environments](envs.ipynb) for evaluations, [Checkpoints](checkpoint.ipynb), [The agent](agent.ipynb) |
+# | New here | the protocol, stopping at a return, stopping without improvement, keeping the best agent |
+# | Same as elsewhere | a class with a method for each moment |
+# | Different from elsewhere | the state of a callback is part of the checkpoint, so that a resumed run is exact |
+#
+# This is what stopping saves. The agent below learns CartPole with a budget of 20,000 steps, and stops
+# at the first evaluation whose mean return is 400:
+
+# %% tags=["hide-input"]
+#| export
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlbook.checkpoint import write_checkpoint
+from rlbook.envs import Evaluation
+from rlbook.settings import Config
+
+if TYPE_CHECKING:  # the loop is the next chapter
+    from rlbook.run import Run
+
+# %% tags=["hide-input"]
+import tempfile
+
+import numpy as np
+from matplotlib import pyplot as plt
+
+import rlbook
+from rlbook.dqn import DQN
+from rlbook.figures import COLORS, label_curves, use_style
+
+use_style()
+
+# %%
+agent = DQN.from_config("cartpole", total_steps=20_000, eval_every=1_000, stop_at_return=400, seed=1)
+result = agent.learn(20_000)
+steps, returns = result.curve("eval_return_mean")
+print(f"stopped at step {agent.global_step:,} because {result.stopped}")
+figure, ax = plt.subplots(figsize=(7, 3))
+ax.plot(steps, returns, "o-", color=COLORS["dqn"])
+ax.axhline(400, color=COLORS["reference"], linestyle="--")
+ax.set(xlim=(0, 20_000))
+label_curves(ax, "DQN on CartPole, one seed: it stops when an evaluation reaches 400")
+plt.show()
+assert (result.stopped is None) == (returns[-1] < 400)
+assert (returns[:-1] < 400).all()
+
+# %% [markdown]
+# ## The protocol
+#
+# A callback has a method for each of four moments. Each gets the run, and with it everything: `run.agent`,
+# its settings in `run.config`, `run.logger.lines`, `run.directory`. It may look, and it may do two things:
+#
+# - `run.stop("the reason")` ends the run after this step, with a checkpoint, as if `total_steps` were
+#   reached;
+# - `run.log(name=value)` adds a metric to the next line of `metrics.jsonl`. As with the metrics of updates,
+#   the line holds the mean since the line before.
+#
+# A callback that remembers something between calls returns it from `state_dict`, as plain numbers, texts
+# and tensors. It is saved with each checkpoint, and a resumed run gives it back. Without that, a run that
+# was killed while it waited for an improvement would wait anew.
+
+# %%
+#| export
+class Callback:
+    """Is told what happens in a run; a subclass fills in the moments that it cares for."""
+
+    def after_step(self, run: "Run") -> None:
+        """After a step of all environments and the updates that were due."""
+
+    def after_evaluation(self, run: "Run", evaluation: Evaluation) -> None:
+        """After an evaluation was logged."""
+
+    def after_checkpoint(self, run: "Run", path: Path) -> None:
+        """After a checkpoint was written."""
+
+    def at_end(self, run: "Run") -> None:
+        """When the run is finished or was stopped by a callback, before its last checkpoint."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+
+
+Callbacks = Sequence[Callback]
+
+# %% [markdown]
+# ## Stopping
+#
+# The simplest one stops at a return. It looks at evaluations and not at the episodes of the training,
+# because those explore.
+
+# %%
+#| export
+class StopAtReturn(Callback):
+    """Stops at the first evaluation whose mean return reaches `wanted`."""
+
+    def __init__(self, wanted: float) -> None:
+        self.wanted = wanted
+
+    def after_evaluation(self, run: "Run", evaluation: Evaluation) -> None:
+        if evaluation.mean >= self.wanted:
+            run.stop(f"the mean return {evaluation.mean:.1f} has reached {self.wanted:g}")
+
+# %% [markdown]
+# The other one stops when so many evaluations in a row brought nothing better than the best before them.
+# How many? Evaluations are noisy, and learning curves have plateaus: with a patience of 3 you will often
+# stop a run that was about to improve. It counts, so it has a state.
+
+# %%
+#| export
+class StopWithoutImprovement(Callback):
+    """Stops when `patience` evaluations in a row were no better than the best before them."""
+
+    def __init__(self, patience: int) -> None:
+        self.patience, self.best, self.waited = patience, float("-inf"), 0
+
+    def after_evaluation(self, run: "Run", evaluation: Evaluation) -> None:
+        self.waited = 0 if evaluation.mean > self.best else self.waited + 1
+        self.best = max(self.best, evaluation.mean)
+        if self.waited >= self.patience:
+            run.stop(f"{self.waited} evaluations were no better than {self.best:.1f}")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "waited": self.waited}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best, self.waited = state["best"], state["waited"]
+
+# %% [markdown]
+# By hand: with a patience of 2 and evaluations of 1, 3, 2, 3 and 4, the third is no better than 3, and the
+# fourth neither (an equal one is no improvement). So it stops at the fourth.
+
+# %%
+class Stopped(Exception):
+    """Stands for the end of a run."""
+
+
+class PretendedRun:
+    """Has only the method that these callbacks call."""
+
+    def stop(self, reason: str) -> None:
+        raise Stopped(reason)
+
+
+def evaluated(value: float) -> Evaluation:
+    """An evaluation of one episode with this return."""
+    return Evaluation(returns=np.array([value]), lengths=np.array([1]))
+
+
+patient = StopWithoutImprovement(patience=2)
+for number, value in enumerate((1.0, 3.0, 2.0, 3.0, 4.0), start=1):
+    try:
+        patient.after_evaluation(PretendedRun(), evaluated(value))
+    except Stopped as reason:
+        print(f"evaluation {number}: {reason}")
+        break
+assert number == 4 and patient.state_dict() == {"best": 3.0, "waited": 2}
+
+# %% [markdown]
+# ## Keeping the best agent
+#
+# Deep reinforcement learning forgets: the last agent of a run is often not the best one. `KeepBest` writes
+# the agent to `checkpoints/best.pt` whenever an evaluation is better than all before. The file holds no
+# replay buffer, since it is there to act and not to go on.
+#
+# Be careful with its score. The best of twenty noisy evaluations is partly luck, so its mean return says
+# too much. Evaluate the kept agent again, on new episodes, before you report a number:
+# `rlbook evaluate runs/a --best`.
+
+# %%
+#| export
+BEST = "best.pt"
+
+
+class KeepBest(Callback):
+    """Writes the agent to `checkpoints/best.pt` when an evaluation is better than all before."""
+
+    def __init__(self) -> None:
+        self.best = float("-inf")
+
+    def after_evaluation(self, run: "Run", evaluation: Evaluation) -> None:
+        if evaluation.mean > self.best and run.directory:
+            self.best, folder = evaluation.mean, run.directory.checkpoints.directory
+            folder.mkdir(parents=True, exist_ok=True)
+            content = run.agent.checkpoint(replay=False)
+            write_checkpoint(folder / BEST, {**content, "run": None})
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.best = state["best"]
+
+# %% [markdown]
+# ## From a setting
+#
+# Each of the three is a setting, and with it a flag and a key in YAML. So a run that is resumed by
+# `rlbook resume` has them again. Those that you wrote yourself have to be given again, to
+# `resume(path, callbacks=[...])`; if they are not, the run warns and goes on without them.
+
+# %%
+#| export
+def make_callbacks(config: Config) -> list[Callback]:
+    """Make the callbacks that the settings ask for."""
+    made: list[Callback] = []
+    if config.keep_best:
+        made.append(KeepBest())
+    if config.stop_at_return is not None:
+        made.append(StopAtReturn(config.stop_at_return))
+    if config.stop_patience is not None:
+        made.append(StopWithoutImprovement(config.stop_patience))
+    return made
+
+# %%
+asked = make_callbacks(Config(stop_at_return=400, keep_best=True))
+assert [type(each) for each in asked] == [KeepBest, StopAtReturn] and make_callbacks(Config()) == []
+
+# %% [markdown]
+# ## One of your own
+#
+# How far do the actions of the greedy policy change between evaluations? A policy that has settled should
+# hardly change them. This callback keeps a few hundred observations of the training, asks the agent after
+# each evaluation what it would do there, and logs the share of answers that differ from the last time.
+
+
+# %%
+class PolicyChange(Callback):
+    """Logs the share of observations at which the greedy action changed since the last evaluation."""
+
+    def __init__(self, size: int = 300) -> None:
+        self.size, self.seen, self.before = size, [], None
+
+    def after_step(self, run):
+        if len(self.seen) < self.size and run.agent.global_step % 5 == 0:
+            self.seen.append(run.collector.obs[0].copy())
+
+    def after_evaluation(self, run, evaluation):
+        actions, _ = run.agent.predict(np.array(self.seen[: self.size]))
+        if self.before is not None:
+            run.log(policy_change=(actions[: len(self.before)] != self.before).mean())
+        self.before = actions
+
+
+with tempfile.TemporaryDirectory() as folder:
+    agent = DQN.from_config("cartpole", total_steps=16_000, eval_every=1_000, seed=2, keep_best=True,
+                            run_dir=f"{folder}/a")
+    result = agent.learn(16_000, callbacks=[PolicyChange()])
+    best = rlbook.load(f"{folder}/a/checkpoints/best.pt")
+scored = result.curve("eval_return_mean")
+print(f"best evaluation {scored[1].max():.0f} at step {best.global_step:,}, last {scored[1][-1]:.0f}")
+assert best.global_step == scored[0][scored[1].argmax()]
+
+# %% tags=["hide-input"]
+figure, (curve, change) = plt.subplots(1, 2, figsize=(8, 3))
+curve.plot(*scored, "o-", color=COLORS["dqn"])
+curve.plot(best.global_step, scored[1].max(), "*", ms=14, color=COLORS["reference"], label="kept")
+curve.legend()
+label_curves(curve, "greedy episodes")
+change.plot(*result.curve("policy_change"), "o-", color=COLORS["dqn"])
+label_curves(change, "policy change", "share of greedy actions\nthat changed")
+plt.show()
+
+# %% [markdown]
+# It keeps its observations in a list, which is not in `state_dict`: a resumed run would collect others, and
+# log other numbers. The weights stay exact all the same. The exercise repairs that.
+#
+# ## Exercises
+#
+# **Exercise 1.** Give `PolicyChange` a `state_dict` and a `load_state_dict`, so that a resumed run logs
+# the same numbers.
+#
+# <details>
+# <summary>Solution</summary>
+#
+# Arrays become tensors, which a checkpoint may hold.
+#
+# ```python
+# import torch
+#
+#
+# class ExactPolicyChange(PolicyChange):
+#     def state_dict(self):
+#         before = None if self.before is None else torch.from_numpy(self.before)
+#         return {"seen": torch.from_numpy(np.array(self.seen)), "before": before}
+#
+#     def load_state_dict(self, state):
+#         self.seen = list(state["seen"].numpy())
+#         self.before = None if state["before"] is None else state["before"].numpy()
+#
+#
+# first, second = ExactPolicyChange(), ExactPolicyChange()
+# first.seen, first.before = [np.ones(4), np.zeros(4)], np.array([0, 1])
+# second.load_state_dict(first.state_dict())
+# assert np.array_equal(second.seen, first.seen) and np.array_equal(second.before, first.before)
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 2, a planted bug.** This callback was meant to stop a run after a budget of episodes, however
+# long they are. It stops far too early. Why?
+
+
+# %%
+class EpisodeBudgetWithABug(Callback):
+    """As intended: stops after so many finished episodes."""
+
+    def __init__(self, episodes: int) -> None:
+        self.left = episodes
+
+    def after_step(self, run):
+        self.left -= len(run.collector.recent)
+        if self.left <= 0:
+            run.stop("the episodes are used up")
+
+
+agent = DQN("CartPole-v1", eval_every=0, learning_starts=10_000)
+agent.learn(5_000, progress=False, callbacks=[EpisodeBudgetWithABug(100)])
+print("stopped at step", agent.global_step)
+
+# %% [markdown]
+# <details>
+# <summary>Solution</summary>
+#
+# `collector.recent` holds the last twenty returns, not those of this step, so each episode is counted
+# again at each step. `collector.episode_start` says which environments have just finished one.
+#
+# ```python
+# class EpisodeBudgetWithABug(Callback):
+#     """Stops after so many finished episodes."""
+#
+#     def __init__(self, episodes: int) -> None:
+#         self.left = episodes
+#
+#     def after_step(self, run):
+#         self.left -= int(run.collector.episode_start.sum())
+#         if self.left <= 0:
+#             run.stop("the episodes are used up")
+#
+#
+# agent = DQN("CartPole-v1", eval_every=0, learning_starts=10_000, seed=3)
+# agent.learn(5_000, progress=False, callbacks=[EpisodeBudgetWithABug(100)])
+# assert 1_200 < agent.global_step < 4_000  # at random an episode lasts about 22 steps
+# ```
+#
+# </details>
+
+# %% [markdown]
+# ## Using it
+#
+# ```python
+# from rlbook.callbacks import Callback, KeepBest, StopAtReturn
+# from rlbook.dqn import DQNConfig, train_dqn
+#
+# result = train_dqn(DQNConfig(run_dir="runs/a", keep_best=True), callbacks=[StopAtReturn(475)])
+# result.stopped
+# ```
+#
+# ```
+# rlbook train dqn --config cartpole --stop-at-return 475 --stop-patience 20 --keep-best --run-dir runs/a
+# rlbook evaluate runs/a --best
+# ```
