@@ -101,7 +101,8 @@ filmstrip(frames)
 #
 # **To use** the library, go to the section *Use it* at the end of your algorithm's chapter; the map
 # near the end of [Basics](basics.ipynb) says which algorithm is for which problem. [The command
-# line](cli.ipynb) and [Sweeps](sweep.ipynb) are the tools.
+# line](cli.ipynb) and [Sweeps](sweep.ipynb) are the tools. For a problem of your own, read
+# [Your own environment, network and algorithm](your_own.ipynb).
 #
 # **To contribute**, read [how chapters become modules](tangle.ipynb), then [the agent](agent.ipynb) and
 # [the run](run.ipynb); the README says how to add a chapter.

@@ -166,8 +166,8 @@ for sigma, distance in ((1.0, 0.005), (0.1, 0.5)):
 # %% [markdown]
 # ## What would the new policy get?
 #
-# The other half is known from [PPO](ppo.ipynb): weigh the advantages of the old policy's actions by the probability
-# ratio. TRPO calls it the *surrogate objective*, and leaves it unclipped:
+# The other half is known from [PPO](ppo.ipynb): weigh the advantages of the old policy's actions by the
+# probability ratio. TRPO calls it the *surrogate objective*, and leaves it unclipped:
 #
 # $$L(\theta) = \operatorname{mean}\Bigl[\frac{\pi_\theta(a_t \mid s_t)}{\pi_{\text{old}}(a_t \mid s_t)}\, \hat A_t\Bigr]$$
 #

@@ -26,13 +26,14 @@ class Piece(NamedTuple):
 
 
 def pairs(entries: list[dict], modules: list[str]) -> list[tuple[str, str]]:
-    """List (chapter, chapter that builds on it) where both are in the book."""
+    """List (chapter, later chapter that builds on it) where both are in the book."""
     chapter_of = {entry["name"]: entry.get("chapter") for entry in entries}
     found = [
         (old, entry["chapter"])
         for entry in entries
         for old in [chapter_of[name] for name in entry.get("builds_on", [])]
         if old in modules and entry.get("chapter") in modules
+        if modules.index(old) < modules.index(entry["chapter"])  # TRPO is older than PPO, but later
     ]
     return sorted(found, key=lambda pair: modules.index(pair[1]))
 
