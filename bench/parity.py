@@ -82,9 +82,9 @@ class Task:
         module, name = self.peer.split(":")
         return getattr(importlib.import_module(module), name)
 
-    def their_model(self, seed: int) -> Any:
+    def their_model(self, seed: int, **env_kwargs: Any) -> Any:
         """Make the agent of the other library."""
-        envs = make_vec_env(self.env_id, self.num_envs, seed=seed)
+        envs = make_vec_env(self.env_id, self.num_envs, seed=seed, env_kwargs=env_kwargs)
         return self.their_class()(env=envs, **self.theirs, seed=seed, device="cpu")
 
     def their_settings(self) -> dict[str, Any]:

@@ -1093,8 +1093,14 @@ MAP = (
                     {"no": "dqn", "yes, millions\nof them": "ppo"},
                 ),
                 "no, the agent\nmust remember": (
-                    "Are rewards rare, or of\nvery different sizes?",
-                    {"no": "drqn", "yes": "r2d2"},
+                    "Are steps in the\nenvironment cheap?",
+                    {
+                        "no": (
+                            "Are rewards rare, or of\nvery different sizes?",
+                            {"no": "drqn", "yes": "r2d2"},
+                        ),
+                        "yes, millions\nof them": "recurrent_ppo",
+                    },
                 ),
             },
         ),
@@ -1122,6 +1128,7 @@ ABOUT = {
     "drqn": ("DRQN", "DQN that remembers", "a few actions; the agent must remember"),
     "r2d2": ("R2D2", "replays what surprised it", "as DRQN; rewards are rare or of very different sizes"),
     "ppo": ("PPO", "learns a policy, on-policy", "you observe a few numbers; steps in the environment are cheap"),
+    "recurrent_ppo": ("Recurrent PPO", "PPO that remembers", "as PPO; the agent must remember"),
     "trpo": ("TRPO", "bounds each step of the policy", "as PPO; no update may change the policy by much"),
     "sac": ("SAC", "learns values and a policy", "actions are real numbers; you observe a few numbers"),
     "redq": ("REDQ", "learns more from each step", "as SAC; steps in the environment are expensive"),
@@ -1164,7 +1171,7 @@ def draw_map(ax: Axes, node: Node, x: float = 0.0, y: float = 0.0) -> float:
     return y
 
 
-figure, ax = plt.subplots(figsize=(4.6, 8.8))
+figure, ax = plt.subplots(figsize=(4.6, 9.8))
 bottom = draw_map(ax, MAP)
 ax.set(xlim=(0, 4.6), ylim=(bottom, -0.15))
 ax.axis("off")
@@ -1182,8 +1189,8 @@ for chapter in chapters:
 Markdown("\n".join(rows))
 
 # %% [markdown]
-# Whatever you choose, read [Environments](envs.ipynb) next. All algorithms on the map but PPO and TRPO
-# learn off-policy, from steps that they have stored, so [Replay](replay.ipynb) comes after it. For those two, read
+# Whatever you choose, read [Environments](envs.ipynb) next. All algorithms on the map but PPO, recurrent PPO and
+# TRPO learn off-policy, from steps that they have stored, so [Replay](replay.ipynb) comes after it. For those three, read
 # [Policy gradient](policy_gradient.ipynb) first. If you do not know where to start, start with
 # [DQN](dqn.ipynb): the others refer to it.
 

@@ -202,6 +202,11 @@
 # The first steps of a chunk, which only bring the hidden state up to date and are not learned from. See
 # [R2D2](r2d2.ipynb).
 #
+# ### Padding
+#
+# Entries without a step, which fill sequences of different lengths up to one rectangle; a mask tells them
+# from steps. See [Recurrent PPO](recurrent_ppo.ipynb).
+#
 # ### LSTM
 #
 # A recurrent network whose cell keeps what its gates let in, over many steps. See

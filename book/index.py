@@ -119,6 +119,7 @@ before = {  # chapter: what one should have read
     "r2d2": ("drqn",),
     "policy_gradient": ("dqn",),
     "ppo": ("policy_gradient",),
+    "recurrent_ppo": ("ppo", "drqn"),
     "trpo": ("ppo",),
     "sac": ("dqn",),
     "redq": ("sac",),
@@ -133,7 +134,7 @@ def depth(chapter: str) -> int:
 
 
 rows = {"basics": 1, "envs": 1, "replay": 1, "dqn": 1, "drqn": 0, "r2d2": 0, "sac": 1, "redq": 1,
-        "pixels": 2, "drqv2": 2, "policy_gradient": 3, "ppo": 3, "trpo": 3}
+        "pixels": 2, "drqv2": 2, "policy_gradient": 3, "ppo": 3, "recurrent_ppo": 1, "trpo": 3}
 place = {chapter: (depth(chapter), rows[chapter]) for chapter in before}
 figure, ax = plt.subplots(figsize=(8, 3.0))
 ax.set(xlim=(-0.5, max(x for x, _ in place.values()) + 0.5), ylim=(3.6, -0.6))

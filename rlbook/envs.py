@@ -325,7 +325,7 @@ def make_vector_env(
 def close_vector_env(envs: SyncVectorEnv | AsyncVectorEnv) -> None:
     """Close all environments, and end their processes if one of them is gone already."""
     try:
-        envs.close()
+        envs.close(timeout=5)  # an answer that was read already never comes again
     except (EOFError, ConnectionError):
         assert isinstance(envs, AsyncVectorEnv)
         envs.closed = True

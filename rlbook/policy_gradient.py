@@ -145,7 +145,7 @@ def gae(
 class RolloutBuffer:
     """The steps of all environments since the last update, in their order."""
 
-    arrays = ("obs", "next_obs", "action", "reward", "terminated", "ended")
+    arrays: tuple[str, ...] = ("obs", "next_obs", "action", "reward", "terminated", "ended")
 
     def __init__(
         self, num_steps: int, num_envs: int, observation_space: gym.Space, action_space: gym.Space
@@ -212,9 +212,9 @@ class RolloutBatch:
     log_prob: Tensor  # (batch,), when the action was taken
     value: Tensor  # (batch,), when the action was taken
 
-    def __getitem__(self, indices: Tensor | slice) -> "RolloutBatch":
+    def __getitem__(self, indices: Tensor | slice) -> Self:
         """Choose some of the steps."""
-        return RolloutBatch(*(getattr(self, name)[indices] for name in self.__dataclass_fields__))
+        return type(self)(*(getattr(self, name)[indices] for name in self.__dataclass_fields__))
 
     def __len__(self) -> int:
         return len(self.advantage)
@@ -373,12 +373,16 @@ class A2C(Agent):
     ) -> tuple[np.ndarray, Any]:
         """Sample from the policy, or take the likeliest action."""
         distribution = self.policy(torch.as_tensor(obs, device=self.device))
+        return self.choose(distribution, explore), state
+
+    def choose(self, distribution: Distribution, explore: bool) -> np.ndarray:
+        """Return actions as the environments want them, and remember them as they were sampled."""
         action = sample_action(distribution, self.generator) if explore else distribution.mode
         self.sampled = action.cpu().numpy()  # for `observe`: the environment gets it clipped
         if isinstance(self.action_space, gym.spaces.Discrete):
-            return self.sampled + self.action_space.start, state
+            return self.sampled + self.action_space.start
         low, high, dtype = self.action_space.low, self.action_space.high, self.action_space.dtype
-        return np.clip(self.sampled, low, high).astype(dtype), state
+        return np.clip(self.sampled, low, high).astype(dtype)
 
     def observe(self, transition: Transition) -> None:
         """Store one step of all environments."""

@@ -20,8 +20,8 @@ for library in ("OMP", "OPENBLAS", "MKL"):
 # The files that take longest, which begin first: else one process ends long after the other.
 LONGEST = (
     *("browser", "sweep", "sweep_ray", "law", "drqv2", "wheel", "run", "cli", "drqn", "progress"),
-    *("dqn", "exercises", "policy_gradient", "ppo", "trpo", "sac", "pixels", "checkpoint", "book"),
-    *("export", "tune"),
+    *("dqn", "exercises", "policy_gradient", "recurrent_ppo", "ppo", "trpo", "sac", "pixels"),
+    *("checkpoint", "book", "export", "tune"),
 )
 
 

@@ -19,7 +19,7 @@ def test_dqn_cartpole_runs(
     assert list(tmp_path.iterdir()) == []  # it leaves nothing behind
 
 
-@pytest.mark.parametrize("name", ["drqn_cartpole", "r2d2_cartpole"])
+@pytest.mark.parametrize("name", ["drqn_cartpole", "r2d2_cartpole", "recurrent_ppo_cartpole"])
 def test_cartpole_without_velocities_runs(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

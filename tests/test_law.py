@@ -54,6 +54,13 @@ SMALL: dict[str, dict[str, Any]] = {
     "r2d2": {**RECURRENT, "chunk_length": 6, "burn_in": 2, "overlap": 2},
     "a2c": ON_POLICY,
     "ppo": {**ON_POLICY, "epochs": 2, "minibatch_size": 4},
+    "recurrent_ppo": {
+        **ON_POLICY,
+        "epochs": 2,
+        "minibatch_size": 4,
+        "sequence_length": 2,
+        "lstm_units": 8,
+    },
     "trpo": {**ON_POLICY, "value_epochs": 2, "minibatch_size": 4},
     "sac": {**VECTOR, "env_id": "Pendulum-v1"},
     "redq": {
@@ -148,8 +155,12 @@ def test_update_calls_the_losses_of_its_chapter_with_a_gradient(
 
         return count
 
+    own = importlib.import_module(ALGORITHMS[name].__module__)  # it may import a loss, too
     for loss_name in losses:
-        monkeypatch.setattr(module, loss_name, counted(loss_name))
+        count = counted(loss_name)
+        for place in {module, own}:
+            if hasattr(place, loss_name):
+                monkeypatch.setattr(place, loss_name, count)
     agent = learned(make(name))
     before = dict(calls)
     learn_from_batches(agent, 4)  # enough for delayed parts

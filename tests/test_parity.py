@@ -1,5 +1,6 @@
 """Ours beside Stable-Baselines3: both sides of `bench/parity.py` really have the same settings."""
 
+import copy
 import dataclasses
 import importlib
 import json
@@ -390,14 +391,17 @@ def their_networks(task: Any, model: Any) -> tuple[list[nn.Module], list[nn.Modu
     return actor, critic
 
 
-def fill_rollout(agent: Any, buffer: Any, last_obs: np.ndarray, last_done: np.ndarray) -> None:
-    """Put their rollout, in which no episode is cut off, into our buffer."""
+def fill_rollout(agent: Any, buffer: Any, steps: list[dict[str, Any]]) -> None:
+    """Put their rollout into our buffer, with what their environments returned at each step."""
     rollout = agent.rollout
-    rollout.obs[:], rollout.reward[:] = buffer.observations, buffer.rewards
-    rollout.action[:] = buffer.actions[..., 0]
-    rollout.next_obs[:] = np.concatenate([buffer.observations[1:], last_obs[None]])
-    rollout.ended[:] = np.concatenate([buffer.episode_starts[1:], last_done[None]])
-    rollout.terminated[:] = rollout.ended
+    rollout.obs[:], rollout.action[:] = buffer.observations, buffer.actions[..., 0]
+    for t, step in enumerate(steps):
+        rollout.reward[t], rollout.next_obs[t] = step["rewards"], step["new_obs"]
+        rollout.ended[t] = rollout.terminated[t] = step["dones"]
+        for i, info in enumerate(step["infos"]):
+            if step["dones"][i]:
+                rollout.next_obs[t, i] = info["terminal_observation"]
+                rollout.terminated[t, i] = not info["TimeLimit.truncated"]
     if hasattr(rollout, "state"):  # theirs sets it to 0 at an episode's start, when it is used
         state = np.concatenate([getattr(buffer, name)[:, 0] for name in LSTM_STATES], axis=-1)
         rollout.state[:] = state * (1 - buffer.episode_starts)[..., None]
@@ -408,17 +412,20 @@ def fill_rollout(agent: Any, buffer: Any, last_obs: np.ndarray, last_done: np.nd
 ON_POLICY = {"a2c": 1e-4, "ppo": 0.02, "recurrent_ppo": 0.05, "trpo": 0.01}
 
 
+@pytest.mark.parametrize("limit", [500, 4])
 @pytest.mark.parametrize("name", [name for name in NAMES if name in ON_POLICY])
 def test_on_policy_algorithms_learn_the_same_from_a_rollout(
-    parity: ModuleType, name: str, monkeypatch: pytest.MonkeyPatch
+    parity: ModuleType, name: str, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if name == "trpo":  # all of a rollout in one minibatch, since each side has its own order
         whole = parity.TASKS[name]
         size = whole.num_envs * whole.ours["num_steps"]
         monkeypatch.setitem(whole.ours, "minibatch_size", size)
         monkeypatch.setitem(whole.theirs, "batch_size", size)
-    task, agent, model = both(parity, name)
+    task, agent, _ = both(parity, name)
+    model = task.their_model(0, max_episode_steps=limit)  # with 4, all episodes are cut off
     change: dict[str, list[Tensor]] = {}
+    steps: list[dict[str, Any]] = []
 
     def flat(modules: Iterable[nn.Module]) -> Tensor:
         return torch.cat([weights(module) for module in modules])
@@ -433,6 +440,8 @@ def test_on_policy_algorithms_learn_the_same_from_a_rollout(
             change.setdefault("before", now)
 
         def _on_step(self) -> bool:
+            names = ("rewards", "new_obs", "dones", "infos")
+            steps.append({name: copy.deepcopy(self.locals[name]) for name in names})
             return "theirs" not in change
 
         def _on_rollout_end(self) -> None:
@@ -440,8 +449,9 @@ def test_on_policy_algorithms_learn_the_same_from_a_rollout(
             copy_layers(agent.policy, *policy)
             copy_layers(agent.value_network, *values)
             agent.global_step = self.num_timesteps
-            buffer, seen = model.rollout_buffer, self.locals
-            fill_rollout(agent, buffer, seen["new_obs"], seen["dones"])
+            buffer = model.rollout_buffer
+            fill_rollout(agent, buffer, steps)
+            assert limit == 500 or (agent.rollout.ended & ~agent.rollout.terminated).sum() > 5
             change["advantages"] = [torch.from_numpy(buffer.advantages.copy()).flatten()]
 
     model.learn(task.total_steps, callback=Compare())
