@@ -125,7 +125,8 @@ def test_loss_refuses_shapes_that_would_broadcast(name: str) -> None:
 
 def test_a_clip_range_may_be_a_tensor() -> None:
     inputs: dict[str, Any] = random_inputs(16)
-    rest: dict[str, Any] = {"value_coefficient": 0.5, "entropy_coefficient": 0.0, "clip_value_loss": True}
+    rest: dict[str, Any] = {"value_coefficient": 0.5, "entropy_coefficient": 0.0}
+    rest["clip_value_loss"] = True
     one, _ = ppo_loss(**inputs, clip_range=0.25, **rest)
     two, _ = ppo_loss(**inputs, clip_range=torch.tensor(0.25, dtype=torch.float64), **rest)
     assert one == two
@@ -393,7 +394,7 @@ gym.register("tests/ManySwitches-v0", lambda **_: ManySwitches())
     ("flags", "message"),
     [
         ("--env-id rlbook/PointReach-v0", "has image observations (Box"),
-        ("--env-id tests/ManySwitches-v0", "MultiDiscrete actions (MultiDiscrete([3 3])), but ppo needs"),
+        ("--env-id tests/ManySwitches-v0", "MultiDiscrete actions (MultiDiscrete([3 3])), but ppo"),
         ("--minibatch-size 100", "must divide a rollout"),
         ("--target-kl 0", "Setting 'target_kl' must be above 0, not 0.0."),
     ],
