@@ -249,7 +249,7 @@ assert torch.allclose(by_log, torch.tensor([0.5, -0.5])) and torch.allclose(by_r
 #| export
 def clipped_objective(ratio: Tensor, advantage: Tensor, clip_range: Tensor | float) -> Tensor:
     """Return what PPO maximises, for each step: no gain from a ratio beyond the clip range."""
-    clipped = ratio.clamp(1 - clip_range, 1 + clip_range)
+    clipped = ratio.clamp(1 - clip_range, 1 + clip_range)  # type: ignore[arg-type]
     return torch.minimum(ratio * advantage, clipped * advantage)
 
 # %%
@@ -331,7 +331,7 @@ def ppo_loss(
     policy_loss = -clipped_objective(ratio, advantage, clip_range).mean()
     squared_error = (value - returns).square()
     if clip_value_loss:
-        near = old_value + (value - old_value).clamp(-clip_range, clip_range)
+        near = value.clamp(old_value - clip_range, old_value + clip_range)
         squared_error = torch.maximum(squared_error, (near - returns).square())
     value_loss = squared_error.mean()
     loss = policy_loss + value_coefficient * value_loss - entropy_coefficient * entropy.mean()

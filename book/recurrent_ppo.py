@@ -43,6 +43,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from rlbook.agent import Metrics, Transition
+from rlbook.callbacks import Callbacks
 from rlbook.drqn import State, reset_state
 from rlbook.policy_gradient import (
     CategoricalPolicy,
@@ -520,9 +521,11 @@ class RecurrentPPO(PPO):
         return metrics
 
 
-def train_recurrent_ppo(config: RecurrentPPOConfig, progress: bool = True) -> RunResult:
+def train_recurrent_ppo(
+    config: RecurrentPPOConfig, progress: bool = True, callbacks: Callbacks = ()
+) -> RunResult:
     """Train recurrent PPO with these settings."""
-    return train(RecurrentPPO(config=config), progress)
+    return train(RecurrentPPO(config=config), progress, callbacks)
 # %% [markdown]
 # ### The whole algorithm at a glance
 #

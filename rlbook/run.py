@@ -706,8 +706,8 @@ class Run:
         """Save the last sound state if there is one, and say how to go on."""
         sound = self.whole_step == self.agent.global_step
         if sound:
-            with suppress(CheckpointError, FloatingPointError, RunFailed):  # that may be the reason
-                self.save()
+            with suppress(CheckpointError, FloatingPointError, RunFailed, OSError):
+                self.save()  # which may fail for the same reason
         if self.directory is None:
             held = "the agent is as it was after this step and can `learn` on" if sound else ""
             return f"Nothing was written, since the run has no run_dir{held and '; ' + held}."
@@ -719,7 +719,7 @@ class Run:
         """Close bar and environments, keep what `learn` goes on from, and write down the end."""
         agent, self.agent.training_state = self.agent, None
         if self.whole_step == agent.global_step:
-            with suppress(OSError):
+            with suppress(RunFailed, OSError):
                 agent.training_state = self.state_dict()
         self.progress.close(agent.global_step)
         self.evaluator.close()

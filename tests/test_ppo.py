@@ -117,15 +117,16 @@ def test_loss_is_that_of_numpy(batch: int, clip_value_loss: bool) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_loss_refuses_shapes_that_would_broadcast(name: str) -> None:
-    inputs = random_inputs(8)
+    inputs: dict[str, Any] = random_inputs(8)
     inputs[name] = inputs[name].unsqueeze(1)
     with pytest.raises(ValueError, match=name):
         ppo_loss(**inputs, clip_range=0.2, value_coefficient=0.5, entropy_coefficient=0.0)
 
 
 def test_a_clip_range_may_be_a_tensor() -> None:
-    inputs = random_inputs(16)
-    rest = {"value_coefficient": 0.5, "entropy_coefficient": 0.0, "clip_value_loss": True}
+    inputs: dict[str, Any] = random_inputs(16)
+    rest: dict[str, Any] = {"value_coefficient": 0.5, "entropy_coefficient": 0.0}
+    rest["clip_value_loss"] = True
     one, _ = ppo_loss(**inputs, clip_range=0.25, **rest)
     two, _ = ppo_loss(**inputs, clip_range=torch.tensor(0.25, dtype=torch.float64), **rest)
     assert one == two
@@ -252,7 +253,7 @@ def test_clip_range_and_learning_rate_fall(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(PPO, "compute_gradients", remember)
     settings = {**SMALL, "epochs": 1, "minibatch_size": 16, "total_steps": 64}
-    decay = {"clip_range_decay_from": 0.0, "lr_decay_from": 0.5}
+    decay: dict[str, Any] = {"clip_range_decay_from": 0.0, "lr_decay_from": 0.5}
     agent = PPO("CartPole-v1", **settings, **decay, lr=1e-3)
     train(agent, progress=False)
     np.testing.assert_allclose(seen, [0.15, 0.1, 0.05, 0.0], atol=1e-7)
@@ -386,14 +387,14 @@ class ManySwitches(gym.Env):
         self.action_space = gym.spaces.MultiDiscrete([3, 3])
 
 
-gym.register("tests/ManySwitches-v0", ManySwitches)
+gym.register("tests/ManySwitches-v0", lambda **_: ManySwitches())
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         ("--env-id rlbook/PointReach-v0", "has image observations (Box"),
-        ("--env-id tests/ManySwitches-v0", "other actions (MultiDiscrete([3 3])), but ppo needs"),
+        ("--env-id tests/ManySwitches-v0", "MultiDiscrete actions (MultiDiscrete([3 3])), but ppo"),
         ("--minibatch-size 100", "must divide a rollout"),
         ("--target-kl 0", "Setting 'target_kl' must be above 0, not 0.0."),
     ],

@@ -713,8 +713,9 @@ def test_learn_in_pieces_equals_the_whole(
             agent.save(tmp_path / "agent.pt")
             agent = DQN.load(tmp_path / "agent.pt")
     states = [each.agent.state_dict() for each in (whole, result)]
-    for state in states:
-        state.pop("n_step")  # a copy of its array has other bytes between its fields
+    for state in states if where == "copies" else []:
+        for part in ("n_step", "replay"):  # a copy of an array has other bytes between its fields
+            state.pop(part)
     assert_same(states[0], states[1])
     ends = set(np.cumsum(pieces).tolist()) - {300, 600, 900}  # where it evaluates once more
     lines = [x for x in result.history if x["global_step"] not in ends or "updates" in x]
@@ -950,10 +951,9 @@ def test_metrics_that_cannot_be_written_stop_the_run_with_advice(
     def full(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(json, "dumps", full)  # for run.json too, which nobody needs
-    with pytest.raises(RunFailed, match=r"metrics.jsonl: No space left on device\. Without"):
+    monkeypatch.setattr(rlbook.run, "open", full, raising=False)
+    with pytest.raises(RunFailed, match=r": No space left on device\. Without"):
         train(agent, progress=False)
-    assert not (tmp_path / "a" / "run.json").exists()
 
 
 def test_episodes_that_never_end_between_checkpoints_are_told_of() -> None:
