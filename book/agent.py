@@ -863,7 +863,7 @@ class Bandit(Agent):
 # every episode is one step with reward 1, so the value of the action that it plays is exactly 1:
 
 # %%
-agent = Bandit("rlbook/OneStep-v0", seed=3, eval_every=0)
+agent = Bandit("rlbook/OneStep-v0", total_steps=1_000, seed=3, eval_every=0)
 agent.learn(200, progress=False)
 print(agent.means.q, "after", agent.global_step, "steps and", agent.updates, "updates")
 assert agent.means.q.max() == 1
