@@ -342,8 +342,8 @@ class EpisodeBudgetWithABug(Callback):
             run.stop("the episodes are used up")
 
 
-agent = DQN("CartPole-v1", eval_every=0, learning_starts=10_000)
-agent.learn(5_000, progress=False, callbacks=[EpisodeBudgetWithABug(100)])
+agent = DQN("CartPole-v1", eval_every=0, learning_starts=1_000)
+agent.learn(500, progress=False, callbacks=[EpisodeBudgetWithABug(10)])
 print("stopped at step", agent.global_step)
 
 # %% [markdown]
@@ -366,9 +366,59 @@ print("stopped at step", agent.global_step)
 #             run.stop("the episodes are used up")
 #
 #
-# agent = DQN("CartPole-v1", eval_every=0, learning_starts=10_000, seed=3)
-# agent.learn(5_000, progress=False, callbacks=[EpisodeBudgetWithABug(100)])
-# assert 1_200 < agent.global_step < 4_000  # at random an episode lasts about 22 steps
+# agent = DQN("CartPole-v1", eval_every=0, learning_starts=1_000, seed=3)
+# agent.learn(500, progress=False, callbacks=[EpisodeBudgetWithABug(10)])
+# assert 100 < agent.global_step < 450  # at random an episode lasts about 22 steps
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 3.** Write a callback that stops a run after so many seconds.
+#
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# import time
+#
+#
+# class TimeLimit(Callback):
+#     def __init__(self, seconds):
+#         self.seconds, self.began = seconds, time.monotonic()
+#
+#     def after_step(self, run):
+#         if time.monotonic() - self.began > self.seconds:
+#             run.stop(f"{self.seconds} seconds are over")
+#
+#
+# agent = DQN("CartPole-v1", eval_every=0, learning_starts=1_000)
+# agent.learn(400, progress=False, callbacks=[TimeLimit(0.0)])
+# assert agent.global_step < 400
+# ```
+#
+# </details>
+
+# %% [markdown]
+# **Exercise 4.** Write a callback that collects the mean return of each evaluation, and compare it with the
+# history of the run.
+#
+# <details>
+# <summary>Solution</summary>
+#
+# ```python
+# class Collect(Callback):
+#     def __init__(self):
+#         self.means = []
+#
+#     def after_evaluation(self, run, evaluation):
+#         self.means.append(evaluation.mean)
+#
+#
+# collect = Collect()
+# agent = DQN("CartPole-v1", eval_every=100, eval_episodes=2, learning_starts=1_000)
+# history = agent.learn(300, progress=False, callbacks=[collect]).history
+# assert collect.means == [line["eval_return_mean"] for line in history if "eval_return_mean" in line]
 # ```
 #
 # </details>

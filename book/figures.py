@@ -115,7 +115,7 @@ assert abs(flattery[2] - 1 / np.sqrt(np.pi)) < 0.03
 #
 # Each algorithm has one colour through the whole book. About one man in twelve sees red and green as nearly
 # the same colour, so the first colours are those of Okabe and Ito, which were chosen for such readers. Their
-# eighth colour, yellow, is left out because it is hard to see on white. Brown, indigo, wine and
+# eighth colour, yellow, is left out because it is hard to see on white. Brown, indigo, violet and
 # olive are from the palettes of Paul Tol, made for the same purpose.
 
 # %%
@@ -129,7 +129,7 @@ COLORS: dict[str, str] = {
     "drqv2": "#56B4E9",  # sky blue
     "a2c": "#661100",  # brown
     "ppo": "#332288",  # indigo
-    "recurrent_ppo": "#882255",  # wine
+    "recurrent_ppo": "#8833EE",  # violet
     "trpo": "#666633",  # olive
     "reference": "#000000",  # a known value or a paper's number
     "random": "#595959",  # the random policy

@@ -742,7 +742,9 @@ print("not the same:", *parity["deviations"])
 # the gradients and Adam stay as they are. [Speed](speed.ipynb) says how it was measured.
 
 # %%
-contest = json.loads(Path("results/speed.json").read_text())["peers"]["ppo"]
+speed = json.loads(Path("results/speed.json").read_text())
+print(made_by(speed))
+contest = speed["peers"]["ppo"]
 for who, took in contest["works"].items():
     print(f"{who:20}{took['ms'][0]:.3f} ms a step, {took['speedup'][0]:.2f} times as fast as Stable-Baselines3")
 

@@ -62,7 +62,7 @@ from rlbook.checkpoint import (
 from rlbook.envs import EVALUATION_ENVS, Evaluation, derive_seed, evaluate, make_env, nearest
 from rlbook.preprocess import Preprocessing
 from rlbook.replay import ReplayConfig, updates_due
-from rlbook.settings import Config, gather_settings, make_config
+from rlbook.settings import Config, gather_settings, make_config, shipped_configs
 
 if TYPE_CHECKING:  # the loop is the next chapter: it needs the agent, and `learn` needs the loop
     from rlbook.callbacks import Callbacks
@@ -414,7 +414,10 @@ class Agent(ABC):
     @classmethod
     def from_config(cls, name: str | os.PathLike[str], **settings: Any) -> Self:
         """Make an agent from a shipped config or a YAML file; keywords override it."""
-        _, stored = gather_settings(os.fspath(name), algorithm_name(cls))
+        # A class without a name of its own takes the shipped configs of the one that it extends.
+        inherited = f"{cls.name}/{name}" in shipped_configs()
+        algo = cls.name if inherited else algorithm_name(cls)
+        _, stored = gather_settings(os.fspath(name), algo)
         return cls(config=make_config(cls.config_class, {**stored, **settings}))
 
     def learn(

