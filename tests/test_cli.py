@@ -146,7 +146,7 @@ def test_help_has_an_example_of_each_command(capsys: pytest.CaptureFixture[str])
         assert f"  {entry.example}\n" in text
         assert main([name, "--help"]) == 0
         assert f"example:\n  {entry.example}" in capsys.readouterr().out
-    expected = "list train resume evaluate predict watch plot sweep tangle"
+    expected = "list train resume evaluate predict watch plot sweep tune export tangle"
     assert sorted(COMMANDS) == sorted(expected.split())
 
 

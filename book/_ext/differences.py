@@ -35,7 +35,8 @@ def pairs(entries: list[dict], modules: list[str]) -> list[tuple[str, str]]:
         if old in modules and entry.get("chapter") in modules
         if modules.index(old) < modules.index(entry["chapter"])  # TRPO is older than PPO, but later
     ]
-    return sorted(found, key=lambda pair: modules.index(pair[1]))
+    first = {new: old for old, new in reversed(found)}  # a page is about one: that named first
+    return [(first[new], new) for new in modules if new in first]
 
 
 def definitions(module: str) -> dict[str, Definition]:
