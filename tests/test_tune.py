@@ -144,16 +144,19 @@ def test_two_processes_share_a_search(tmp_path: Path) -> None:
 def test_pruning_stops_a_trial_before_its_end(tmp_path: Path) -> None:
     """Some learning rates are far too small, so that their scores stay below the others'."""
     space = {"final_epsilon": [0.0, 0.1], "lr": {"low": 1e-5, "high": 1e-2, "log": True}}
-    settings = {**SHORT, "total_steps": 3_000, "env_id": "CartPole-v1", "eval_episodes": 5}
-    result = tune("dqn", settings, space=space, trials=9, jobs=1, directory=tmp_path, **QUIET)
+    settings = {**SHORT, "total_steps": 6_000, "eval_every": 200, "eval_episodes": 5}
+    settings["env_id"] = "CartPole-v1"
+    result = tune("dqn", settings, space=space, trials=8, jobs=1, directory=tmp_path, **QUIET)
     pruned = [trial for trial in result["trials"] if trial["state"] == "pruned"]
-    early = [trial for trial in pruned if trial["evaluations"] < 30]  # not at its last evaluation
-    assert early, "in nine trials some are below the median"
-    for trial in early:
+    assert pruned, "in eight trials some are below the median"
+    early = []  # a run that is nearly done may end before it can be stopped
+    for trial in pruned:
         place = tmp_path / f"trial_{trial['trial']:04d}" / "seed_0"
         lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
-        assert lines[-1]["global_step"] < 3_000
-        assert "interrupted" in json.loads((place / "run.json").read_text())["ended"]
+        if lines[-1]["global_step"] < 6_000:
+            assert "interrupted" in json.loads((place / "run.json").read_text())["ended"]
+            early.append(trial)
+    assert early and all(trial["evaluations"] < 30 for trial in early)
 
 
 def test_several_seeds_are_a_mean(tmp_path: Path) -> None:
