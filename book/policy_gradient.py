@@ -869,7 +869,7 @@ class A2CConfig(RolloutConfig):
 # |---|---|---|
 # | 1 | $a_t \sim \pi_\theta(\cdot \mid s_t)$, for `num_steps` steps of all environments | `act`, `observe` |
 # | 2 | $\delta_t$, $\hat A_t$ and $y_t = \hat A_t + V(s_t)$ | `finish_rollout`, `gae` |
-# | 3 | $L$ and its gradient | `compute_gradients`: `a2c_loss`, `loss.backward()` |
+# | 3 | $L$ and its gradient | `compute_gradients`: `forward`, `a2c_loss`, `loss.backward()` |
 # | 4 | $\theta \leftarrow$ a step of Adam, with a gradient of at most `max_grad_norm` | `update` |
 #
 # The setting `compile` compiles `compute_gradients`. `RolloutBatch` also carries the log-probabilities and
@@ -939,24 +939,27 @@ class A2C(Agent):
     @torch.no_grad()
     def finish_rollout(self) -> RolloutBatch:
         """Compute advantages and returns of the rollout, with the networks that collected it."""
-        config, steps = self.config, self.rollout.tensors(self.device)
-        shape = steps["reward"].shape  # (time, envs)
+        steps = self.rollout.tensors(self.device)
         obs, next_obs, action = (steps[n].flatten(0, 1) for n in ("obs", "next_obs", "action"))
         value, next_value = self.value_network(obs), self.value_network(next_obs)  # (batch,)
-        terminated, ended = steps["terminated"], steps["ended"]
+        advantage = self.advantages(steps, value, next_value)
+        log_prob = self.policy(obs).log_prob(action)
+        return RolloutBatch(obs, action, advantage, advantage + value, log_prob, value)
+
+    def advantages(self, steps: dict[str, Tensor], value: Tensor, next_value: Tensor) -> Tensor:
+        """Return the advantages (batch,) of a rollout from the values (batch,) of its steps."""
+        config, terminated, ended = self.config, steps["terminated"], steps["ended"]
         if not config.bootstrap_truncated:
             terminated = ended  # as if nothing could follow
-        advantage = gae(
+        return gae(
             steps["reward"],
-            value.view(shape),
-            next_value.view(shape),
+            value.view_as(ended),
+            next_value.view_as(ended),
             terminated,
             ended,
             config.gamma,
             config.gae_lambda,
         ).flatten()
-        log_prob = self.policy(obs).log_prob(action)
-        return RolloutBatch(obs, action, advantage, advantage + value, log_prob, value)
 
     def batches(self) -> Iterator[RolloutBatch]:
         """Yield each rollout once, when it is full."""
@@ -964,16 +967,20 @@ class A2C(Agent):
             yield self.finish_rollout()
             self.rollout.clear()
 
+    def forward(self, batch: RolloutBatch) -> tuple[Distribution, Tensor]:
+        """Return the policy and the values (batch,) at the steps of a batch."""
+        return self.policy(batch.obs), self.value_network(batch.obs)
+
     def compute_gradients(self, batch: RolloutBatch) -> Metrics:
         """Backpropagate the loss of a batch."""
         config, advantage = self.config, batch.advantage
         if config.normalize_advantages:
             advantage = normalize(advantage)
-        distribution = self.policy(batch.obs)
+        distribution, value = self.forward(batch)
         loss, metrics = a2c_loss(
             distribution.log_prob(batch.action),
             distribution.entropy(),
-            self.value_network(batch.obs),
+            value,
             advantage,
             batch.returns,
             config.value_coefficient,

@@ -424,7 +424,7 @@ except ValueError as error:
 # ## The agent
 #
 # What changes from A2C: `batches` yields a rollout many times, in minibatches, and may stop early; the loss is the
-# clipped one. Everything else is inherited: networks, `act`, `observe` and `finish_rollout`, which computes
+# clipped one. Everything else is inherited: networks, `act`, `observe`, `forward` and `finish_rollout`, which computes
 # advantages, log-probabilities and values with the networks that collected the rollout, once, before the first of the
 # updates. Those are the *old* ones, and they stay as they are through all epochs.
 #
@@ -432,7 +432,7 @@ except ValueError as error:
 # |---|---|---|
 # | 1 | collect a rollout with $\pi_{\text{old}}$ | `act`, `observe` |
 # | 2 | $\hat A$, $y$, $\log \pi_{\text{old}}$, $V_{\text{old}}$ | `finish_rollout` |
-# | 3 | for each epoch, each minibatch: $\rho = e^{\log \pi_\theta - \log \pi_{\text{old}}}$ | `batches`, `compute_gradients` |
+# | 3 | for each epoch, each minibatch: $\rho = e^{\log \pi_\theta - \log \pi_{\text{old}}}$ | `batches`, `shuffled`, `compute_gradients` |
 # | 4 | $L = -L^{\text{clip}} + c_V \operatorname{mean}[(V - y)^2] - c_H \operatorname{mean}[H]$ and its gradient | `ppo_loss`, `loss.backward()` |
 # | 5 | $\theta \leftarrow$ a step of Adam | `update` |
 #
@@ -449,37 +449,40 @@ class PPO(A2C):
     config: PPOConfig
 
     def batches(self) -> Iterator[RolloutBatch]:
-        """Yield minibatches of a full rollout: each step once an epoch, in random order."""
+        """Yield minibatches of a full rollout, for several epochs."""
         if not self.rollout.full:
             return
         config, rollout = self.config, self.finish_rollout()
         for _ in range(config.epochs):
-            order = self.generator.permutation(len(rollout))
-            shuffled = rollout[torch.from_numpy(order).to(self.device)]
-            for start in range(0, len(rollout), config.minibatch_size):
-                yield shuffled[start : start + config.minibatch_size]
+            for indices in self.shuffled(len(rollout)).split(config.minibatch_size):
+                yield rollout[indices]
             if config.target_kl is not None and self.kl_from(rollout) > config.target_kl:
                 break  # the policy has moved far enough from the one that collected the rollout
         self.rollout.clear()
 
+    def shuffled(self, count: int) -> Tensor:
+        """Return the indices of `count` steps in random order."""
+        return torch.from_numpy(self.generator.permutation(count)).to(self.device)
+
     @torch.no_grad()
     def kl_from(self, rollout: RolloutBatch) -> Tensor:
         """Estimate how far the policy is from the one that collected a rollout."""
-        return approximate_kl(self.policy(rollout.obs).log_prob(rollout.action), rollout.log_prob)
+        distribution, _ = self.forward(rollout)
+        return approximate_kl(distribution.log_prob(rollout.action), rollout.log_prob)
 
     def compute_gradients(
         self, batch: RolloutBatch, clip_range: Tensor | float = torch.inf
     ) -> Metrics:
-        """Backpropagate the clipped loss of a minibatch."""
+        """Backpropagate the loss of a minibatch, clipped if there is a clip range."""
         config, advantage = self.config, batch.advantage
         if config.normalize_advantages:
             advantage = normalize(advantage)
-        distribution = self.policy(batch.obs)
+        distribution, value = self.forward(batch)
         loss, metrics = ppo_loss(
             distribution.log_prob(batch.action),
             batch.log_prob,
             distribution.entropy(),
-            self.value_network(batch.obs),
+            value,
             batch.value,
             advantage,
             batch.returns,

@@ -136,37 +136,40 @@ class PPO(A2C):
     config: PPOConfig
 
     def batches(self) -> Iterator[RolloutBatch]:
-        """Yield minibatches of a full rollout: each step once an epoch, in random order."""
+        """Yield minibatches of a full rollout, for several epochs."""
         if not self.rollout.full:
             return
         config, rollout = self.config, self.finish_rollout()
         for _ in range(config.epochs):
-            order = self.generator.permutation(len(rollout))
-            shuffled = rollout[torch.from_numpy(order).to(self.device)]
-            for start in range(0, len(rollout), config.minibatch_size):
-                yield shuffled[start : start + config.minibatch_size]
+            for indices in self.shuffled(len(rollout)).split(config.minibatch_size):
+                yield rollout[indices]
             if config.target_kl is not None and self.kl_from(rollout) > config.target_kl:
                 break  # the policy has moved far enough from the one that collected the rollout
         self.rollout.clear()
 
+    def shuffled(self, count: int) -> Tensor:
+        """Return the indices of `count` steps in random order."""
+        return torch.from_numpy(self.generator.permutation(count)).to(self.device)
+
     @torch.no_grad()
     def kl_from(self, rollout: RolloutBatch) -> Tensor:
         """Estimate how far the policy is from the one that collected a rollout."""
-        return approximate_kl(self.policy(rollout.obs).log_prob(rollout.action), rollout.log_prob)
+        distribution, _ = self.forward(rollout)
+        return approximate_kl(distribution.log_prob(rollout.action), rollout.log_prob)
 
     def compute_gradients(
         self, batch: RolloutBatch, clip_range: Tensor | float = torch.inf
     ) -> Metrics:
-        """Backpropagate the clipped loss of a minibatch."""
+        """Backpropagate the loss of a minibatch, clipped if there is a clip range."""
         config, advantage = self.config, batch.advantage
         if config.normalize_advantages:
             advantage = normalize(advantage)
-        distribution = self.policy(batch.obs)
+        distribution, value = self.forward(batch)
         loss, metrics = ppo_loss(
             distribution.log_prob(batch.action),
             batch.log_prob,
             distribution.entropy(),
-            self.value_network(batch.obs),
+            value,
             batch.value,
             advantage,
             batch.returns,

@@ -13,7 +13,6 @@ __all__ = [
 ]
 
 # %% book/recurrent_ppo.py · Recurrent PPO: a policy that remembers
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -22,8 +21,9 @@ import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
+from torch.distributions import Distribution
 
-from rlbook.agent import Metrics, Transition
+from rlbook.agent import Transition
 from rlbook.callbacks import Callbacks
 from rlbook.drqn import State, reset_state
 from rlbook.policy_gradient import (
@@ -32,10 +32,8 @@ from rlbook.policy_gradient import (
     RolloutBatch,
     RolloutBuffer,
     ValueNetwork,
-    gae,
-    normalize,
 )
-from rlbook.ppo import PPO, PPOConfig, approximate_kl, ppo_loss
+from rlbook.ppo import PPO, PPOConfig
 from rlbook.run import RunResult, train
 from rlbook.settings import Config
 
@@ -236,25 +234,13 @@ class RecurrentPPO(PPO):
     @torch.no_grad()
     def finish_rollout(self) -> SequenceBatch:
         """Compute advantages and returns of the rollout, each step from its stored state."""
-        config, steps = self.config, self.rollout.tensors(self.device)
-        shape = steps["reward"].shape  # (time, envs)
+        steps = self.rollout.tensors(self.device)
         flat = {name: part.flatten(0, 1) for name, part in steps.items()}  # (batch, ...)
         state = flat["state"].split(self.state_sizes, dim=1)
         distribution, _ = self.policy.step(flat["obs"], state[:2])
         value, next_state = self.value_network.step(flat["obs"], state[2:])
         next_value, _ = self.value_network.step(flat["next_obs"], next_state)
-        terminated, ended = steps["terminated"], steps["ended"]
-        if not config.bootstrap_truncated:
-            terminated = ended  # as if nothing could follow
-        advantage = gae(
-            steps["reward"],
-            value.view(shape),
-            next_value.view(shape),
-            terminated,
-            ended,
-            config.gamma,
-            config.gae_lambda,
-        ).flatten()
+        advantage = self.advantages(steps, value, next_value)
         batch = SequenceBatch(
             flat["obs"],
             flat["action"],
@@ -262,57 +248,22 @@ class RecurrentPPO(PPO):
             advantage + value,
             distribution.log_prob(flat["action"]),
             value,
-            flat["state"] * (config.start_state == "stored"),
-            where_sequences_begin(ended, config.sequence_length).flatten(),
+            flat["state"] * (self.config.start_state == "stored"),
+            where_sequences_begin(steps["ended"], self.config.sequence_length).flatten(),
         )
-        return batch[torch.arange(len(batch)).view(shape).T.flatten()]  # one environment at a time
+        one_env_at_a_time = torch.arange(len(batch)).view_as(steps["ended"]).T.flatten()
+        return batch[one_env_at_a_time.to(self.device)]
 
-    def batches(self) -> Iterator[SequenceBatch]:
-        """Yield minibatches of a full rollout: each piece once an epoch, in random order."""
-        if not self.rollout.full:
-            return
-        config, rollout = self.config, self.finish_rollout()
-        pieces = torch.arange(len(rollout)).view(-1, config.sequence_length)  # steps of one stay
-        for _ in range(config.epochs):
-            order = torch.from_numpy(self.generator.permutation(len(pieces)))
-            shuffled = rollout[pieces[order].flatten().to(self.device)]
-            for start in range(0, len(rollout), config.minibatch_size):
-                yield shuffled[start : start + config.minibatch_size]
-            if config.target_kl is not None and self.kl_from(rollout) > config.target_kl:
-                break  # the policy has moved far enough from the one that collected the rollout
-        self.rollout.clear()
+    def shuffled(self, count: int) -> Tensor:
+        """Return the indices of `count` steps: pieces in random order, their steps in theirs."""
+        pieces = torch.arange(count, device=self.device).view(-1, self.config.sequence_length)
+        return pieces[super().shuffled(len(pieces))].flatten()
 
-    @torch.no_grad()
-    def kl_from(self, rollout: SequenceBatch) -> Tensor:  # type: ignore[override]
-        """Estimate how far the policy is from the one that collected a rollout."""
-        state = rollout.state.split(self.state_sizes, dim=1)
-        distribution = self.policy(rollout.obs, state[:2], rollout.first)
-        return approximate_kl(distribution.log_prob(rollout.action), rollout.log_prob)
-
-    def compute_gradients(  # type: ignore[override]  # sequences, not steps
-        self, batch: SequenceBatch, clip_range: Tensor | float = torch.inf
-    ) -> Metrics:
-        """Backpropagate PPO's loss through the sequences of a minibatch."""
-        config, advantage = self.config, batch.advantage
-        if config.normalize_advantages:
-            advantage = normalize(advantage)
+    def forward(self, batch: SequenceBatch) -> tuple[Distribution, Tensor]:  # type: ignore[override]
+        """Return the policy and the values (batch,) at the steps of the sequences of a batch."""
         state = batch.state.split(self.state_sizes, dim=1)
         distribution = self.policy(batch.obs, state[:2], batch.first)
-        loss, metrics = ppo_loss(
-            distribution.log_prob(batch.action),
-            batch.log_prob,
-            distribution.entropy(),
-            self.value_network(batch.obs, state[2:], batch.first),
-            batch.value,
-            advantage,
-            batch.returns,
-            clip_range,
-            config.value_coefficient,
-            config.entropy_coefficient,
-            config.clip_value_loss,
-        )
-        loss.backward()
-        return metrics
+        return distribution, self.value_network(batch.obs, state[2:], batch.first)
 
 
 def train_recurrent_ppo(

@@ -192,12 +192,13 @@ class TRPO(A2C):
         step = largest_step(fisher, direction, config.target_kl)
         start = flatten(parameters).detach()
 
+        @torch.no_grad()
         def attempt(fraction: float) -> tuple[Tensor, Tensor]:
             """Go this fraction of the step; return the improvement and the KL divergence."""
             set_parameters(parameters, start + fraction * step)
             new = self.policy(batch.obs)
             new_loss = trpo_loss(new.log_prob(batch.action), batch.log_prob, advantage)
-            return (loss - new_loss).detach(), mean_kl(old, new).detach()
+            return loss - new_loss, mean_kl(old, new)
 
         fraction, steps = 1.0, 0
         if config.line_search:
@@ -227,10 +228,9 @@ class TRPO(A2C):
         set_learning_rate(self.optimizer, config.lr_now(self.global_step))
         for _ in range(config.value_epochs):
             order = self.generator.permutation(len(batch))
-            shuffled = batch[torch.from_numpy(order).to(self.device)]
-            for start in range(0, len(batch), config.minibatch_size):
+            for indices in torch.from_numpy(order).to(self.device).split(config.minibatch_size):
                 self.optimizer.zero_grad()
-                metrics |= self.compute_gradients(shuffled[start : start + config.minibatch_size])
+                metrics |= self.compute_gradients(batch[indices])
                 self.optimizer.step()
         metrics["loss"] = metrics["policy_loss"] + metrics["value_loss"]
         return UpdateResult(metrics)
