@@ -14,11 +14,12 @@
 # %% [markdown]
 # # Policy gradient: REINFORCE to A2C
 #
-# So far you have learned values and then acted on them. In this chapter you train the policy itself: a
-# network outputs the probability of each action, and you change its parameters so that good actions become
-# more likely. You derive the gradient of a return, see how noisy it is, and reduce the noise in three steps:
-# the reward-to-go, a value network as baseline, and generalised advantage estimation (GAE). What results is
-# *advantage actor-critic* (A2C), for discrete and for continuous actions. The figure shows five runs of it.
+# So far you have learned values and then acted on them. In this chapter you train the policy
+# itself: a network outputs the probability of each action, and you change its parameters so that
+# good actions become more likely. You derive the gradient of a return, see how noisy it is, and
+# reduce the noise in three steps: the reward-to-go, a value network as baseline, and generalised
+# advantage estimation (GAE). The result is *advantage actor-critic* (A2C), for discrete and for
+# continuous actions. The figure shows five runs of it.
 #
 # | | |
 # |---|---|
@@ -144,7 +145,7 @@ print(f"best: {best_p:.2f}, with a mean return of {corridor_return(best_p):.1f}"
 assert abs(best_p - 0.59) < 0.011 and abs(corridor_return(best_p) + 11.66) < 0.01
 
 # %% [markdown]
-# The curve is smooth. So take a policy with a parameter and climb.
+# The curve is smooth. So give the policy a parameter, and follow the gradient uphill.
 #
 # ## The gradient of a return
 #
@@ -205,10 +206,11 @@ assert samples == [-1.0, 5.0] and np.mean(samples) == 2.0
 # outputs as inputs keeps the length of its input, times a factor, the *gain*. The gain of the last layer of the
 # policy is 0.01, so all actions start with nearly the same probability and the first data is diverse.
 #
-# To sample from the categorical one, add *Gumbel* noise to each logit, $-\log(-\log u)$ with $u$ uniform between
-# 0 and 1, and take the largest. It falls on each action with exactly the probability of the formula. The
-# distribution's own `sample` would do the same, but from PyTorch's global generator. This way the noise
-# comes from a generator that belongs to the agent, so a run can be repeated.
+# To sample from a categorical distribution, add *Gumbel* noise to each logit, $-\log(-\log u)$
+# with $u$ uniform between 0 and 1, and take the largest. Each action is then the largest with
+# exactly the probability of the formula. The distribution's own `sample` would do the same, but
+# from PyTorch's global generator. This way the noise comes from a generator that belongs to the
+# agent, so a run can be repeated.
 
 # %%
 #| export
@@ -361,8 +363,8 @@ for when, x in (("before", p_before), ("after", p)):
 assert corridor_return(p_before) < -20 and corridor_return(p) > -15
 
 # %% [markdown]
-# It climbs nearly to the top, and not always to 0.59: there the curve is flat, so a policy that is a little off
-# loses almost nothing, and its gradient is small.
+# It climbs nearly to the top. It need not stop exactly at 0.59, because the curve is flat there:
+# a policy that is a little off loses almost nothing, and its gradient is small.
 #
 # Then CartPole, with two hidden layers and 50,000 steps:
 
@@ -382,8 +384,8 @@ label_curves(ax, "REINFORCE on CartPole", "return of each episode")
 plt.show()
 
 # %% [markdown]
-# It learns, and then it falls back from over 300 to about 100. One likely reason is noise: each step follows the
-# gradient of a single episode.
+# It learns, and then it falls back from a mean of over 300 to about 100. One likely reason is
+# noise: each step follows the gradient of a single episode.
 #
 # ## How noisy is it?
 #
@@ -489,10 +491,11 @@ assert noise["whole return"] > noise["reward-to-go"] > noise["advantage"]
 # With $\lambda = 0$ it is the TD error. With $\lambda = 1$ the values in the middle cancel, and it is the
 # reward-to-go minus the value.
 #
-# The sum stops in three cases. If the step **terminated**, nothing follows, and $\delta_t$ has no next value. If the
-# episode was **truncated**, it would have gone on: $\delta_t$ contains the value of the true last observation. (A time
-# limit truncates, and so does a checkpoint, which resets all environments.) If the **rollout** is full, the last
-# step counts like a truncated one.
+# The sum stops in three cases. If the step **terminated**, nothing follows, and $\delta_t$ has no
+# next value. If the episode was **truncated**, it would have gone on: $\delta_t$ contains the
+# value of the true last observation. (A time limit truncates, and so does a checkpoint, which
+# resets all environments.) If the **rollout**, the fixed number of steps that the agent learns
+# from at a time, is full, the last step counts like a truncated one.
 #
 # By hand: $\gamma = 1$, $\lambda = 0.5$, the rewards 1, 1, 3 and the values 2, 3, 1. If the last step
 # terminated, the TD errors are $1 + 3 - 2 = 2$, $1 + 1 - 3 = -1$ and $3 - 1 = 2$. From the back:
@@ -580,10 +583,10 @@ print(f"λ = 0: bias {bias[0]:+.3f}; λ = 1: bias {bias[-1]:+.3f}; best λ here:
 assert abs(bias[0] + 1 / 16) < 1e-6 and abs(bias[-1]) < 0.03 and 0 < error.argmin() < 20
 
 # %% [markdown]
-# At $\lambda = 0$ the estimate is $1/16$, half of the truth, with no noise at all. At $\lambda = 1$ it is right on
-# average, and each single one is off by about a half. With the 50 samples of a small batch the best is in
-# between. A better value network moves it to the left, a larger batch to the right. In practice people use 0.9
-# to 0.98.
+# At $\lambda = 0$ the estimate is $1/16$, half of the truth, with no noise at all. At
+# $\lambda = 1$ it is right on average, but a single estimate is off by about a half. With a small
+# batch of 50 samples the best $\lambda$ is in between. A better value network makes it smaller, a
+# larger batch makes it larger. In practice people use 0.9 to 0.98.
 #
 # ## The rollout buffer
 #
@@ -591,12 +594,13 @@ assert abs(bias[0] + 1 / 16) < 1e-6 and abs(bias[-1]) < 0.03 and 0 < error.argmi
 # `num_steps` steps of each of `num_envs` environments, learns from it, and throws it away. The environments are
 # at different points of their episodes, which makes a batch diverse.
 #
-# The buffer is a set of arrays of the shape (time, envs, …). It stores the action *as it was sampled*:
-# a Gaussian may sample a torque of 2.7 where the environment allows 2. The environment gets 2, but the
-# log-probability has to be that of 2.7, because this is what the policy did. It stores both `terminated` and
-# `ended`, as `gae` needs them. One case is easy to overlook: if you call `learn` twice, the second call starts
-# new episodes, and the last step of the old ones was never marked as an end. It shows in the next step, which
-# says that it is the first of its episode.
+# The buffer is a set of arrays of the shape (time, envs, …). It stores the action *as it was
+# sampled*: a Gaussian may sample a torque of 2.7 where the environment allows 2. The environment
+# gets 2, but the log-probability has to be that of 2.7, because this is what the policy did. It
+# stores both `terminated` and `ended`, as `gae` needs them. One case is easy to overlook: if you
+# call `learn` twice, the second call starts new episodes, and the last step of the old ones was
+# never marked as an end. The buffer sees it in the next step, which is marked as the first of its
+# episode.
 
 # %%
 #| export
@@ -697,7 +701,8 @@ assert rollout.ended.tolist() == [[False, False], [True, True], [False, False]]
 # %% [markdown]
 # ## The loss
 #
-# Policy and value network learn together from a rollout, with one loss:
+# The policy, also called the *actor*, and the value network, the *critic*, learn together from a
+# rollout, with one loss:
 #
 # $$L = \underbrace{-\operatorname{mean}\bigl[\hat A \log \pi_\theta(a \mid s)\bigr]}_{\text{policy loss}}
 #  + c_V \underbrace{\operatorname{mean}\bigl[(V(s) - y)^2\bigr]}_{\text{value loss}}
@@ -788,9 +793,9 @@ torch.testing.assert_close(weight.grad, torch.tensor([0.3, 0.4]))
 # %% [markdown]
 # ## Settings
 #
-# [Settings](settings.ipynb) says how each becomes a keyword, a key in YAML and a flag. Whoever learns from rollouts
-# shares the first class; the second has what the loss of A2C needs. `bootstrap_truncated` is there to measure what
-# it is worth; leave it on.
+# [Settings](settings.ipynb) says how each becomes a keyword, a key in YAML and a flag. All agents
+# that learn from rollouts share the first class; the second adds what the loss of A2C needs.
+# `bootstrap_truncated` is a setting only so that you can measure what it is worth; leave it on.
 
 # %%
 #| export
@@ -1082,18 +1087,20 @@ right.legend()
 plt.show()
 
 # %% [markdown]
-# One seed each, with the same number of steps and the same policy network; A2C is evaluated greedily, REINFORCE as
-# it explored. REINFORCE rises as fast for 15,000 steps and collapses at about 32,000. It made a noisy step after
-# each of 405 episodes, A2C 97 calmer ones, each from 512 steps of eight environments. On the right, the policy
-# becomes more certain as it learns. But the explained variance stays near 0: after 97 updates the value network is
-# little better than a constant. Its values are far too low, too. A state with 100 steps to go is worth
-# $(1 - 0.98^{100})/0.02 = 43$, and the network says about 19. Adam moves a weight by about its learning rate at each
-# update, and 97 such steps do not take a network from 0 to 43.
+# One seed each, with the same number of steps and the same policy network; A2C is evaluated
+# greedily, REINFORCE as it explored. REINFORCE rises as fast for 15,000 steps and collapses at
+# about 32,000. It made 405 gradient steps, one after each episode. A2C made 97, each from a
+# rollout of 512 steps, 64 of each environment. On the right, the policy becomes more certain as
+# it learns. But the explained variance stays near 0: after 97 updates the value network is little
+# better than a constant. Its values are also far too low. A state with 100 steps to go is worth
+# $(1 - 0.98^{100})/0.02 = 43$, and the network says about 19. Adam moves a weight by about its
+# learning rate at each update, and 97 such steps do not take a network from 0 to 43.
 #
-# What does such a value network contribute? Its level. If $V$ is 19 everywhere, a step that goes on has the TD
-# error $1 + 0.98 \cdot 19 - 19 = 0.62$, and a fall has $1 - 19 = -18$. With $V = 0$ both would be 1. With
-# $\lambda = 0.95$ the actions before a fall get most of it, and the rest of an advantage comes from rewards. So the
-# policy learns nevertheless.
+# What does such a value network contribute? Its level. If $V$ is 19 everywhere, a step that goes
+# on has the TD error $1 + 0.98 \cdot 19 - 19 = 0.62$, and a fall has $1 - 19 = -18$. With $V = 0$
+# both would be 1. With $\lambda = 0.95$ the $-18$ also counts for the actions before the fall,
+# with weights that shrink by $\gamma\lambda = 0.93$ at each step. So the policy learns
+# nevertheless.
 #
 # Smaller values are easier to reach. Multiply the rewards by 0.05, and train once more:
 
@@ -1108,8 +1115,9 @@ for name, run in (("rewards of 1", result), ("rewards of 0.05", scaled_result)):
 assert late["rewards of 0.05"] > late["rewards of 1"]
 
 # %% [markdown]
-# Now the values explain most of what there is to explain. The return is another matter: this seed reaches 500 and
-# falls back to 136, another seed may not. Better values do not make a policy that stays good by themselves.
+# Now the values explain most of what there is to explain. The return is another matter: this seed
+# reaches 500 and falls back to 136, another seed may not. Better values alone do not keep a
+# policy good.
 #
 # ## Watch it
 #
@@ -1167,14 +1175,15 @@ plt.show()
 print(made_by(parts))
 
 # %% [markdown]
-# **λ** matters most here. With $\lambda = 0$ every seed ends below 10, the return of a policy that always pushes to
-# the same side. A
-# likely reason: the TD errors of an untrained value network say little, normalising makes them as large as
-# good ones, and the policy becomes certain before the values are right. With $\lambda = 1$ all seeds learn, slowly,
-# and none ends above 250. Here, too, the values are a likely reason. If $V$ is the same everywhere and the pole
-# does not fall, a step $k$ steps before the end of a rollout gets the advantage $(1 - \gamma^k)(50 - V)$. While $V$ is too
-# low, this says where the rollout was cut, not what the action was worth. With $\lambda = 0.95$ mostly the last 14 of
-# the 64 steps suffer from it, since $1/(1 - \gamma\lambda) = 14.5$.
+# **λ** matters most here. With $\lambda = 0$ every seed ends below 10, the return of a policy
+# that always pushes to the same side. A likely reason: the TD errors of an untrained value
+# network say little, normalising makes them as large as good ones, and the policy becomes certain
+# before the values are right. With $\lambda = 1$ all seeds learn, slowly, and none ends
+# above 250. Here, too, the values are a likely reason. If $V$ is the same everywhere and the pole
+# does not fall, the action $k$ steps before the end of a rollout gets the advantage
+# $(1 - \gamma^k)(50 - V)$, where $50 = 1/(1 - \gamma)$. While $V$ is too low, this says where the
+# rollout was cut, not what the action was worth. With $\lambda = 0.95$ mostly the last 14 of the
+# 64 steps suffer from it, since $1/(1 - \gamma\lambda) = 14.5$.
 #
 # With $\lambda = 0.95$, the whole algorithm ends at an IQM of 398, but the seeds differ widely, from 97 to 482: 30,000
 # steps are too few, and the first figure shows what 100,000 bring. **Several environments** made no difference to

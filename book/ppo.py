@@ -103,8 +103,9 @@ assert np.mean(pendulum["runs"]["ppo"]["final"]) >= -220
 #
 # ## The problem: a second step on the same data
 #
-# Data is expensive, so why not make several gradient steps on a rollout? Try it: A2C, but each rollout of 1,024
-# steps is learned from in ten *epochs*, passes over all its steps in random order, of four *minibatches* each.
+# Data is expensive, so why not make several gradient steps on a rollout? Try it with A2C and
+# rollouts of 1,024 steps. An *epoch* is a pass over all steps of a rollout, in random order and
+# in *minibatches*. Ten epochs of four minibatches make forty gradient steps.
 
 # %%
 class ReusingA2C(A2C):
@@ -145,10 +146,11 @@ plt.show()
 # It learns fast at first, and then it breaks: its entropy falls close to 0. The policy is certain of what it does,
 # right or wrong, and hardly tries anything else. The return jumps up and down.
 #
-# Look closer at one rollout to see why. Take an A2C agent that has learned a little, collect one rollout, and make 40
-# steps on it. Watch the loss, and how far the policy moves from the one that collected the rollout, as the
-# *KL divergence* measures it: $\operatorname{mean}\bigl[\sum_a \pi_{\text{old}}(a \mid s)
-# \log \frac{\pi_{\text{old}}(a \mid s)}{\pi_\theta(a \mid s)}\bigr]$ over the states of the rollout.
+# Look closer at one rollout to see why. Take an A2C agent that has learned a little, collect one
+# rollout, and make 40 steps on it. Watch the loss, and how far the policy has moved from the one
+# that collected the rollout. The *KL divergence* measures that. It is 0 if both policies are
+# equal and positive otherwise: $\operatorname{mean}\bigl[\sum_a \pi_{\text{old}}(a \mid s) \log
+# \frac{\pi_{\text{old}}(a \mid s)}{\pi_\theta(a \mid s)}\bigr]$ over the states of the rollout.
 
 # %%
 STEPS = 40
@@ -200,10 +202,11 @@ for ax, ys, label in (
 plt.show()
 
 # %% [markdown]
-# The loss falls without end, and it means less and less. The advantages say how good the actions were *for the
-# old policy, in the states that it visits*. The further the new policy moves, the less they say about it. But
-# nothing in $-\hat A \log \pi_\theta(a \mid s)$ knows that: an action that turned out well once is pushed towards
-# probability 1, and one that turned out badly towards 0, where its logarithm has no end.
+# The loss falls without end, and it means less and less. The advantages say how good the actions
+# were *for the old policy, in the states that it visits*. The further the new policy moves, the
+# less they say about it. But nothing in $-\hat A \log \pi_\theta(a \mid s)$ knows that: an action
+# that turned out well once is pushed towards probability 1, and one that turned out badly towards
+# 0, where the logarithm has no lower bound.
 #
 # ## The ratio
 #
@@ -228,15 +231,17 @@ assert torch.allclose(by_log, torch.tensor([0.5, -0.5])) and torch.allclose(by_r
 # %% [markdown]
 # ## The clipped objective
 #
-# The ratio alone does not stop: a good action still gains from any $\rho$, up to $1 / \pi_{\text{old}}$. PPO takes
-# away the gain beyond a small range around 1, the *clip range* $\varepsilon$, usually 0.2:
+# The ratio alone sets no limit: for a good action the objective grows with $\rho$, up to
+# $\rho = 1 / \pi_{\text{old}}$. PPO takes away the gain outside the range from $1 - \varepsilon$
+# to $1 + \varepsilon$. The *clip range* $\varepsilon$ is usually 0.2:
 #
 # $$L^{\text{clip}} = \operatorname{mean}\Bigl[\min\bigl(\rho_t \hat A_t,\;
 #   \operatorname{clip}(\rho_t, 1 - \varepsilon, 1 + \varepsilon)\, \hat A_t\bigr)\Bigr]$$
 #
-# The minimum makes it a pessimist. Gains are capped: a good action ($\hat A > 0$) is worth no more than at
-# $1 + \varepsilon$, a bad one no less than at $1 - \varepsilon$. Losses are not: if the ratio went the wrong way, the
-# gradient pulls it back. By hand, with $\varepsilon = 0.2$:
+# The minimum makes the objective pessimistic. Gains are capped: for a good action ($\hat A > 0$)
+# it is no larger than at $\rho = 1 + \varepsilon$, and for a bad one no larger than at
+# $\rho = 1 - \varepsilon$. Losses are not capped: if the ratio went the wrong way, the gradient
+# pulls it back. By hand, with $\varepsilon = 0.2$:
 #
 # | $\rho$ | $\hat A$ | $\rho \hat A$ | clipped | the smaller | gradient with respect to $\rho$ |
 # |---|---|---|---|---|---|
@@ -261,7 +266,8 @@ torch.testing.assert_close(objective, torch.tensor([1.2, 0.5, -1.5, -0.8]))
 assert ratio.grad.tolist() == [0, 1, -1, 0]
 
 # %% [markdown]
-# The first figure of the paper, drawn by this function. The dot is where each rollout starts.
+# This is the first figure of the paper, drawn with this function. The dot at $\rho = 1$ is where
+# the updates on a rollout start.
 
 # %% tags=["hide-input"]
 figure, axes = plt.subplots(1, 2, figsize=(7, 2.6))
@@ -363,11 +369,12 @@ assert abs(ppo_loss(**one, clip_value_loss=True)[1]["value_loss"].item() - 3.24)
 # %% [markdown]
 # ## Settings
 #
-# On top of A2C's: `epochs` passes over each rollout, in random minibatches of `minibatch_size` steps. A
-# rollout must divide into minibatches. Advantages are normalised in each minibatch. Learning rate and clip range may
-# be *annealed*: `lr_decay_from: 0` and `clip_range_decay_from: 0` let them fall linearly to 0 over the run, so that the
-# last updates are small. `target_kl` is a second brake, off by default: when the approximate KL over the rollout
-# exceeds it after an epoch, the remaining epochs are left out.
+# PPO adds to the settings of A2C: it makes `epochs` passes over each rollout, in random
+# minibatches of `minibatch_size` steps. A rollout must divide into minibatches. Advantages are
+# normalised in each minibatch. Learning rate and clip range may be *annealed*: `lr_decay_from: 0`
+# and `clip_range_decay_from: 0` let them fall linearly to 0 over the run, so that the last
+# updates are small. `target_kl` is a second brake, off by default: when the approximate KL over
+# the rollout exceeds it after an epoch, the remaining epochs are left out.
 
 # %%
 #| export
@@ -511,8 +518,8 @@ def train_ppo(config: PPOConfig, progress: bool = True, callbacks: Callbacks = (
     return train(PPO(config=config), progress, callbacks)
 
 # %% [markdown]
-# By hand: 2 environments and 8 steps give a rollout of 16. With minibatches of 4 an epoch has 4 updates, and three
-# epochs have 12. Each epoch has every step once, in an order of its own.
+# By hand: 2 environments and 8 steps of each give a rollout of 16. With minibatches of 4 an epoch
+# has 4 updates, and three epochs have 12. Each epoch has every step once, in an order of its own.
 
 # %%
 small = PPO("CartPole-v1", num_envs=2, num_steps=8, minibatch_size=4, epochs=3)
@@ -552,8 +559,9 @@ axes[0].legend()
 plt.show()
 
 # %% [markdown]
-# Clipping does not hold the policy in a fixed range: a step whose gradient is zero can still be moved by the
-# steps of others, which share the network. But the gain is gone, and with it the drive to go on.
+# Clipping does not hold the policy in a fixed range: an action whose own gradient is zero still
+# becomes more or less likely when the gradients of other actions change the network. But nothing
+# is gained by going on.
 #
 # ## Does it compute the right values?
 #
@@ -597,8 +605,12 @@ right.legend()
 plt.show()
 
 # %% [markdown]
-# Then Pendulum, whose actions are real numbers. The same class, with a Gaussian in place of the categorical policy;
-# the settings are named `pendulum`.
+# PPO balances the pole for nearly 500 steps after half of the run; A2C is at about 100 at the
+# end. On the right, the approximate KL falls together with the learning rate and the clip range.
+# The clip fraction does not fall: the steps become smaller, but so does the range.
+#
+# Then Pendulum, whose actions are real numbers. The class is the same, with a Gaussian in place
+# of the categorical policy; the settings are named `pendulum`.
 
 # %%
 swinger = PPO.from_config("pendulum", seed=0, eval_every=0)
@@ -626,8 +638,9 @@ env.close()
 filmstrip(frames, times_shown)
 
 # %% [markdown]
-# And a look inside: the torque that the policy would choose, and the value of the state, over the angle of the
-# pole and its speed.
+# And a look inside: the torque that the policy would choose, and the value of the state, over the
+# angle of the pole and its speed. The value is highest where the pole is near the top or swings
+# towards it.
 
 # %% tags=["hide-input"]
 angles, speeds = np.linspace(-np.pi, np.pi, 61), np.linspace(-8, 8, 61)
@@ -692,8 +705,9 @@ print("normalised:", *(f"{x:.0f}" for x in finals[True]), " as they come:", *(f"
 assert max(finals[False]) < 50 < min(finals[True])
 
 # %% [markdown]
-# As they come, every hidden unit sits at −1 or 1, where tanh is flat. No gradient reaches the other four entries, and
-# the cart is pushed to the same side for ever. Normalised, the barometer is one more entry of noise.
+# Without normalisation, the pressure drives the hidden units to −1 or 1, where tanh is flat. No
+# gradient reaches the other four entries, and the cart is pushed to the same side for ever. With
+# it, the barometer is only one more entry of noise.
 
 # %% [markdown]
 # ## Details that matter
@@ -711,14 +725,16 @@ plt.show()
 print(made_by(details))
 
 # %% [markdown]
-# **Epochs** decide here: with one pass over each rollout the IQM is 101, with ten it is 477. That is the promise of the
-# chapter, kept. Of the others five seeds show little on so easy a task, because the seeds differ more than the
-# variants do. Without clipping the IQM is 441. A likely reason: a bad action whose ratio is near 0 has hardly any
-# weight left in $\rho \hat A$, while A2C's logarithm has no such floor, so here the ratio alone does most of the work.
-# Without normalised advantages it is 369, with two seeds below 200. Initialisation, value clipping and truncation make
-# no difference that five seeds could show; CartPole cuts an episode off only after 500 steps, and the probe above shows
-# where truncation does count. **Annealing costs** here: without it, all five seeds end above 490. A run as short as
-# this one has no time for small steps at the end. With 50,000 steps, in the first figure, annealed runs stay at 500.
+# **Epochs** matter most here: with one pass over each rollout the IQM is 101, with ten it is 477.
+# For the other details, five seeds on so easy a task show little, because the seeds differ more
+# than the variants do. Without clipping the IQM is 441, not clearly worse. A likely reason: a bad
+# action whose ratio is near 0 has hardly any weight left in $\rho \hat A$, while A2C's logarithm
+# has no such floor, so here the ratio alone does most of the work. Without normalised advantages
+# it is 369, with two seeds below 200 in place of one. Initialisation, value clipping and
+# truncation make no difference that five seeds could show; CartPole cuts an episode off only
+# after 500 steps, and the probe above shows where truncation does count. **Annealing** seems to do
+# harm here: without it, all five seeds end above 490. A run as short as this one has no time for
+# small steps at the end. With 50,000 steps, in the first figure, annealed runs stay at 500.
 #
 # ## Beside Stable-Baselines3
 #
@@ -740,9 +756,10 @@ print("not the same:", *parity["deviations"])
 #
 # ## How fast is it?
 #
-# Training at the settings of the RL Zoo for CartPole, where 20 updates follow on each rollout of 256 steps. All on one
-# thread, in turns, with processor time. `compile: true` compiles `compute_gradients`; the collecting, the clipping of
-# the gradients and Adam stay as they are. [Speed](speed.ipynb) says how it was measured.
+# All train at the settings of the RL Zoo for CartPole, where 20 updates follow each rollout of
+# 256 steps. They take turns on one thread, and what counts is processor time. `compile: true`
+# compiles `compute_gradients`; the collecting, the clipping of the gradients and Adam stay as
+# they are. [Speed](speed.ipynb) says how it was measured.
 
 # %%
 speed = json.loads(Path("results/speed.json").read_text())
@@ -767,8 +784,8 @@ for who, took in contest["works"].items():
 #   allows 1.5 times the target.
 # - **The metrics** in a log line are those of the last minibatch of each rollout, averaged over the rollouts since
 #   the line before. Stable-Baselines3 averages over all minibatches.
-# - Clipping bounds the gain, not the policy. There is no guarantee that an update does no harm; TRPO, which PPO
-#   simplifies, has one in theory.
+# - Clipping bounds the gain, not the policy. There is no guarantee that an update does no harm;
+#   [TRPO](trpo.ipynb), which PPO simplifies, has one in theory.
 # - RL Zoo reports 500 on CartPole at 100,000 steps and −172 on Pendulum at 100,000, each from one run.
 #
 # ## Exercises

@@ -167,19 +167,21 @@ for sigma, distance in ((1.0, 0.005), (0.1, 0.5)):
 # %% [markdown]
 # ## What would the new policy get?
 #
-# The other half is known from [PPO](ppo.ipynb): weigh the advantages of the old policy's actions by the
-# probability ratio. TRPO calls it the *surrogate objective*, and leaves it unclipped:
+# You know the other half from [PPO](ppo.ipynb): weigh the advantages of the old policy's actions
+# by the probability ratio. TRPO calls it the *surrogate objective*, and leaves it unclipped:
 #
 # $$L(\theta) = \operatorname{mean}\Bigl[\frac{\pi_\theta(a_t \mid s_t)}{\pi_{\text{old}}(a_t \mid s_t)}\, \hat A_t\Bigr]$$
 #
-# The surrogate is to be trusted near the old policy alone: it asks what the new policy would do in the states that the
-# old one has visited. So TRPO maximises it under a constraint, the **trust region**:
+# You can trust the surrogate only near the old policy: it asks what the new policy would do in
+# the states that the old one has visited. So TRPO maximises it under a constraint, the **trust
+# region**:
 #
 # $$\text{maximise } L(\theta) \quad \text{subject to} \quad \overline{D}(\pi_{\text{old}}, \pi_\theta) \le \delta$$
 #
-# The loss is $-L$, since losses are minimised. The value network has a loss of its own, the squared error
-# $\operatorname{mean}[(V(s) - y)^2]$, and an optimiser of its own. By hand: probabilities that went from 0.5 to 0.75 and
-# from 0.5 to 0.25, with the advantages 1 and $-2$, give $L = (1.5 \cdot 1 - 0.5 \cdot 2) / 2 = 0.25$, where it was
+# Here $\delta$ is the bound, not a TD error. The loss is $-L$, since losses are minimised. The
+# value network has a loss of its own, the squared error $\operatorname{mean}[(V(s) - y)^2]$, and
+# an optimiser of its own. By hand: probabilities that went from 0.5 to 0.75 and from 0.5 to 0.25,
+# with the advantages 1 and $-2$, give $L = (1.5 \cdot 1 - 0.5 \cdot 2) / 2 = 0.25$, where it was
 # $-0.5$ before. Values 1 and 3 with returns 2 and 5 have the loss $(1 + 4) / 2 = 2.5$.
 
 # %%
@@ -210,10 +212,10 @@ assert value_loss(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 5.0])) == 2.5
 # $$L(\theta + x) \approx L(\theta) + g^\top x, \qquad
 #   \overline{D} \approx \tfrac12\, x^\top F x$$
 #
-# Here $g$ is the gradient of $L$. The divergence has no linear term, because it is 0 at $x = 0$ and nowhere lower. $F$ is
-# its matrix of second derivatives, the **Fisher matrix**. The step of a given divergence along which $L$ rises most is
-# where a contour of the plane touches one of the bowl. There the two gradients, $g$ and $F x$, are parallel, so $x$
-# points along
+# Here $g$ is the gradient of $L$. The divergence has no linear term, because it is 0 at $x = 0$
+# and nowhere lower. $F$ is its matrix of second derivatives, the **Fisher matrix**. Among all
+# steps of the same divergence, $L$ rises most where a contour of the plane touches a contour of
+# the bowl. There the two gradients, $g$ and $F x$, are parallel, so $x$ points along
 #
 # $$x = F^{-1} g,$$
 #
@@ -222,9 +224,10 @@ assert value_loss(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 5.0])) == 2.5
 #
 # $$\beta = \sqrt{\frac{2 \delta}{x^\top F x}}.$$
 #
-# Do it once by hand, for a policy with two parameters, $\mu$ and $\log \sigma$ of a Gaussian. The action $a$ pays
-# $-(a - 1)^2$, so the mean is $J = -(\mu - 1)^2 - \sigma^2$, and its gradient at $\mu = 0$ is $g = (2, -2\sigma^2)$. The
-# Fisher matrix is known: $F = \operatorname{diag}(1 / \sigma^2,\, 2)$.
+# Do it once by hand, for a policy with two parameters, $\mu$ and $\log \sigma$ of a Gaussian. The
+# action $a$ pays $-(a - 1)^2$, so the mean reward is $J = -(\mu - 1)^2 - \sigma^2$, and its
+# gradient at $\mu = 0$ is $g = (2, -2\sigma^2)$. The Fisher matrix is known:
+# $F = \operatorname{diag}(1 / \sigma^2,\, 2)$.
 #
 # | | $\sigma = 0.5$ | $\sigma = 0.1$ |
 # |---|---|---|
@@ -264,17 +267,20 @@ print("natural steps:", *(step.round(3) for step in steps_by_hand.values()))
 assert np.allclose(steps_by_hand[0.5], [0.2, -0.1]) and np.allclose(steps_by_hand[0.1], [0.042, -0.021], atol=1e-3)
 
 # %% [markdown]
-# The solid line is the trust region, the dashed ellipse its approximation by the bowl. A gradient step with the learning
-# rate 0.05 is too timid for the wide policy. For the narrow one it goes far out, to a KL divergence of 0.5, since the
-# same shift of the mean is now a whole standard deviation. The natural step ends on the ellipse in both. That is near
-# the exact contour, not on it: on the left it is a little outside, which is what the line search below is for.
+# The solid line is the trust region, the dashed ellipse its approximation by the bowl. A gradient
+# step with the learning rate 0.05 is too timid for the wide policy. For the narrow one it goes
+# far outside, to a KL divergence of 0.5, since the same shift of the mean is now a whole standard
+# deviation. The natural step ends on the ellipse in both panels. The exact contour is near the
+# ellipse but differs from it: on the left the step ends a little outside. The line search below
+# takes care of that.
 #
 # ## Products with the Fisher matrix
 #
-# A network has thousands of parameters, and $F$ would have millions of entries. But you never need $F$ itself, only
-# products $Fv$ with vectors, and these take two backward passes. The first gives the gradient of $\overline{D}$ as a function
-# of the parameters: `create_graph=True` keeps the graph of it. Its inner product with $v$ is a number, and the gradient of
-# that number is
+# A network has thousands of parameters, and $F$ would have millions of entries. But you never
+# need $F$ itself, only products $Fv$ with vectors, and these take two backward passes. The first,
+# made once for all products, gives the gradient of $\overline{D}$. `create_graph=True` keeps its
+# graph, so that you can differentiate it again. Its inner product with $v$ is a number, and the
+# gradient of that number is
 #
 # $$\nabla \bigl( (\nabla \overline{D})^\top v \bigr) = (\nabla^2 \overline{D})\, v = F v.$$
 #
@@ -367,15 +373,18 @@ torch.testing.assert_close(by_products, explicit, atol=1e-6, rtol=1e-4)
 # %% [markdown]
 # ## Conjugate gradients
 #
-# Next, solve $F x = g$ with nothing but products. *Conjugate gradients* start at $x = 0$ and improve $x$ along one
-# direction $p$ after another. The first is the *residual* $r = g - F x$, which is $g$ itself. Along $p$ the best length is
-# $\alpha = r^\top r / p^\top F p$. The next direction is the new residual, with enough of the old direction added that the
-# two do not spoil each other's work:
+# Next, solve $F x = g$ with nothing but products. *Conjugate gradients* start at $x = 0$ and
+# improve $x$ along one direction $p$ after another. The first is the *residual* $r = g - F x$,
+# which is $g$ itself. Along $p$ the best length is $\alpha = r^\top r / p^\top F p$. The next
+# direction is the new residual, with enough of the old direction added that
+# $p_{\text{new}}^\top F\, p_{\text{old}} = 0$. Such directions are called *conjugate*: a step
+# along one does not undo the work of the other. One iteration is
 #
 # $$x \leftarrow x + \alpha p, \qquad r \leftarrow r - \alpha F p, \qquad
 #   p \leftarrow r + \frac{r_{\text{new}}^\top r_{\text{new}}}{r_{\text{old}}^\top r_{\text{old}}}\, p$$
 #
-# In exact arithmetic, $n$ unknowns need $n$ of these at most, and often far fewer bring you close. The paper makes ten.
+# In exact arithmetic, $n$ unknowns need at most $n$ iterations, and often far fewer bring you
+# close. The paper makes ten.
 #
 # By hand: $\begin{pmatrix} 3 & 1 \\ 1 & 3 \end{pmatrix} x = \begin{pmatrix} 4 \\ 0 \end{pmatrix}$. At first
 # $r = p = (4, 0)$, $Ap = (12, 4)$, $\alpha = 16 / 48 = \tfrac13$, so $x = (\tfrac43, 0)$ and $r = (0, -\tfrac43)$. The next
@@ -474,9 +483,10 @@ assert line_search(attempt_by_hand, 1e-9, shrink=0.8, steps=10) == (0.0, 10)  # 
 # %% [markdown]
 # ## Settings
 #
-# TRPO has no learning rate for its policy. `target_kl` is the bound $\delta$; `lr`, `value_epochs` and `minibatch_size` are
-# those of the value network. With `cg_iterations: 1` the direction is that of the plain gradient, as the first step by
-# hand showed. `line_search: false` takes every step as it is. Both are there to measure what the parts are worth.
+# TRPO has no learning rate for its policy. `target_kl` is the bound $\delta$; `lr`,
+# `value_epochs` and `minibatch_size` are those of the value network. With `cg_iterations: 1` the
+# direction is that of the plain gradient, as the first iteration by hand showed.
+# `line_search: false` takes every step as it is. Both let you measure what the parts are worth.
 
 # %%
 #| export
@@ -646,10 +656,11 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# One iteration is the plain gradient, stretched to the bound. With damping, the natural gradient gets more out of the
-# same distance, and three iterations bring most of it. With hardly any, the gain goes up and down with the number of
-# iterations, and in other batches it may be far below: the solution leans on directions about which the batch says
-# almost nothing, the bowl is a bad guess there, and the line search has to cut the step.
+# One iteration is the plain gradient, stretched to the bound. With damping, the natural gradient
+# gets more out of the same distance, and three iterations bring most of it. With hardly any, the
+# gain goes up and down with the number of iterations. A likely reason: the solution relies on
+# directions about which the batch says almost nothing, the bowl is a bad approximation there, and
+# the line search has to shorten the step.
 #
 # ## Does it compute the right values?
 #
@@ -696,9 +707,10 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# From a rollout A2C makes one step with a learning rate, TRPO one step of a known size, and PPO forty small ones. TRPO and PPO learn about equally fast here, and A2C stays far
-# behind. PPO then keeps what it has, because its settings let learning rate and clip range fall to 0; TRPO goes on with
-# the same bound to the end.
+# From a rollout A2C makes one step with a learning rate, TRPO one step of a known size, and PPO
+# forty small ones. TRPO and PPO learn about equally fast here, and A2C stays far behind. PPO then
+# keeps what it has, because its settings let learning rate and clip range fall to 0; TRPO goes on
+# with the same bound to the end.
 #
 # ## Watch it
 #
@@ -738,9 +750,10 @@ right.set(xlabel="update", ylabel="lengths tried", ylim=(0, 10.5))
 plt.show()
 
 # %% [markdown]
-# No step is ever above the bound: that is what the line search promises, and the assert holds it to that. With damping,
-# nearly every step is accepted at once and ends a little below the bound, because the damping adds to $x^\top F x$ and so
-# makes the step shorter than the true curvature would ask for. Without it the line search has to work.
+# No step is ever above the bound: that is what the line search promises, and the assert checks
+# it. With a damping of 0.1, every step is accepted at once and ends below the bound, because the
+# damping adds to $x^\top F x$ and so makes the step shorter than the bound would allow. With
+# hardly any damping, the line search has to shorten about half of the steps.
 #
 # ## What each part buys
 #
@@ -756,12 +769,13 @@ plt.show()
 print(made_by(parts))
 
 # %% [markdown]
-# **The natural gradient** is what counts. With the plain one, stretched to the same bound, the IQM falls from 458 to
-# 306; the intervals still overlap, so five seeds do not settle it. **The line search** does nothing here: with a damping
-# of 0.1 the first length was accepted in every update of every seed, so the runs with and without it are the same to
-# the last digit. It has work to do when the damping is small. Then runs with it end between 349 and 500 and runs
-# without between 266 and 500. **The damping** itself makes no difference that five seeds could show, as long as the
-# line search is there.
+# **The natural gradient** seems to matter most. With the plain one, stretched to the same bound,
+# the IQM falls from 458 to 306, but the intervals overlap, so five seeds do not settle it. **The
+# line search** does nothing here: with a damping of 0.1 the first length was accepted in every
+# update of every seed, so the runs with and without it are the same to the last digit. It has
+# work to do when the damping is small. Then runs with it end between 349 and 500 and runs without
+# between 266 and 500. **The damping** itself makes no difference that five seeds could show, as
+# long as the line search is there.
 #
 # ## Beside sb3-contrib
 #
@@ -812,7 +826,9 @@ print("not the same:", *parity["deviations"])
 # <details>
 # <summary>Solution</summary>
 #
-# With $\sigma$ itself the gradient is $(2, -2\sigma)$ and $F = \operatorname{diag}(1/\sigma^2, 2/\sigma^2)$.
+# With $\sigma$ itself the gradient is $(2, -2\sigma)$ and
+# $F = \operatorname{diag}(1/\sigma^2, 2/\sigma^2)$. The two natural steps lead to the same
+# policy, the two plain ones do not.
 #
 # ```python
 # def after_natural(g: list[float], fisher: list[float], delta: float) -> np.ndarray:
@@ -838,9 +854,9 @@ print("not the same:", *parity["deviations"])
 # <details>
 # <summary>Solution</summary>
 #
-# With damping the step stays below the bound. Without, it goes to several times the bound or more: it follows directions
-# that the batch hardly shows, and so goes so far that second derivatives at the start say little. Only a tiny
-# $\delta$ brings the exact divergence near the bowl.
+# With damping the step stays below the bound. Without, it goes past the bound: along directions
+# about which the batch says little it goes so far that the second derivatives at the start no
+# longer describe the divergence. With a tiny $\delta$ the exact divergence is nearer to the bowl.
 #
 # ```python
 # def overshoot(delta: float, damping: float) -> float:
@@ -857,8 +873,8 @@ print("not the same:", *parity["deviations"])
 # </details>
 
 # %% [markdown]
-# **Exercise 3 (a planted bug).** A colleague finds `fixed` superfluous: both policies are the same anyway. The agent
-# still learns, about as well as with one iteration of conjugate gradients. Why?
+# **Exercise 3 (a planted bug).** A colleague finds `fixed` superfluous: both policies are the
+# same anyway. The agent still learns. But along which direction does it step?
 
 # %%
 def product_with_a_bug(policy: nn.Module) -> Product:
@@ -872,9 +888,11 @@ print("with the bug:", product_with_a_bug(two)(torch.ones(2)).tolist(), " by han
 # <details>
 # <summary>Solution</summary>
 #
-# Both arguments move with the parameters now. The divergence of a policy from itself is 0 wherever it goes, and so are all
-# its derivatives. What is left is the damping, a multiple of the identity: $x$ is the plain gradient, and nothing
-# complains. The old policy has to be held fixed.
+# Both arguments move with the parameters now. The divergence of a policy from itself is 0
+# wherever it goes, and so are all its derivatives. What is left is the damping, a multiple of the
+# identity. So the agent steps along the plain gradient, by a length that comes from the damping
+# alone, $\sqrt{2\delta / 0.1}$; the line search shortens it, and nothing complains. The old
+# policy has to be held fixed.
 #
 # ```python
 # def product_with_a_bug(policy: nn.Module) -> Product:
