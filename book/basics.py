@@ -19,16 +19,17 @@
 # leave the crumb alone and walk to the cheese?
 #
 # In this chapter you answer that question in three ways. First you compute the best route with the
-# plan of the house in your hand. Then the mouse finds it by trying, and keeps what it learns in a table.
-# Last, in a smaller world of two doors, you drop the table and let the mouse make good choices more
-# likely, a little with each try. On the way you meet the words that the rest of the book uses, each with a number that you can check in
-# your head. The figure shows where you start and what you will have computed.
+# plan of the house in your hand. Then the mouse finds it by trying, and keeps what it learns in a
+# table. Last, in a smaller world of two doors, the mouse has no table: it makes good choices more
+# likely, a little with each try. On the way you meet the words that the rest of the book uses,
+# each with a number that you can check in your head. The figure shows where you start and what you
+# will have computed.
 #
 # | | |
 # |---|---|
 # | You need | Python with NumPy, and what a mean and a derivative are |
 # | You build | four small algorithms: value iteration, Q-learning, SARSA and REINFORCE |
-# | The world | twelve squares, one of them a wall |
+# | The worlds | a house of twelve squares, a shore of eighteen, and two doors |
 # | Time | the whole chapter runs in less than 20 seconds |
 
 # %% tags=["hide-input"]
@@ -354,10 +355,10 @@ def policy_value(policy: np.ndarray, gamma: float = GAMMA) -> np.ndarray:
 random_value, cheese_value = policy_value(random_policy), policy_value(cheese_policy)
 
 # %% [markdown]
-# By hand, for the cheese policy: the square beside the cheese is worth 10, the one before it 9, then
-# 8.1, 7.29, and the start 6.561. For the random policy, the start must agree with the mean that you
-# have sampled. Square 9, beside the crumb, you can check with its Bellman equation. Two of the four
-# actions lead against a wall, one leads to the crumb, and one back to the start:
+# By hand, for the cheese policy: the square beside the cheese is worth 10, the one before it 9,
+# then 8.1, 7.29, and the start 6.561. For the random policy, the start must agree with the mean
+# that you have sampled. You can check square 9, beside the crumb, with its Bellman equation. Two
+# of the four actions lead against a wall, one leads to the crumb, and one back to the start:
 #
 # $$V(9) = \tfrac{1}{4} \cdot 2 + \tfrac{2}{4} \cdot 0.9\, V(9) + \tfrac{1}{4} \cdot 0.9\, V(8)$$
 
@@ -451,11 +452,10 @@ print(f"value of the start: {random_value[START]:.2f} random, {better_value[STAR
 assert (better_value >= random_value - 1e-12).all()
 
 # %% [markdown]
-# Better, but the new policy takes the crumb. It trusts Q-values that assume a random walk after the
-# first step, and a random walk rarely reaches the cheese. So do it again with the Q-values of the new
-# policy, and again, until nothing changes. *Value iteration* takes both steps at once, computing the
-# values and acting greedily, and never writes a policy down. It replaces each value by that of the best
-# action, over and over:
+# Better, but the new policy takes the crumb. It trusts Q-values that assume a random walk after
+# the first step, and a random walk rarely reaches the cheese. So do it again with the Q-values of
+# the new policy, and again, until nothing changes. *Value iteration* does both at once and never
+# writes a policy down: it replaces each value by that of the best action, over and over.
 #
 # $$V(s) \leftarrow \max_a \bigl(r + \gamma\, V(s')\bigr)$$
 #
@@ -560,10 +560,10 @@ plt.show()
 print(f"{(greedy_paid[:, -1] == 2).sum()} of 20 greedy mice ate crumbs for ever")
 
 # %% [markdown]
-# Each line is the mean of 20 mice, and the band is the 95 % interval of that mean: roughly, the true mean
-# lies in such a band 95 times out of 100. A greedy mouse that
-# has found the crumb goes there for ever. It does the best thing that it knows, and never learns more.
-# The few that live on cheese were lucky in their first walk.
+# Each line is the mean of 20 mice, and the band is the 95 % interval of that mean: roughly, the
+# true mean lies in such a band 95 times out of 100. A greedy mouse that has found the crumb goes
+# there for ever. It does the best thing that it knows, and never learns more. The few that live on
+# cheese were lucky in their first walk.
 #
 # You can compute how lucky they were. Let $P$ be the probability that a random walk ends at the crumb.
 # Then the value of the start under the random policy, without a discount, is $2 P + 10\,(1 - P)$.
@@ -592,10 +592,10 @@ assert abs((greedy_paid[:, 0] == 2).mean() - crumb_first) < 0.35
 #
 # $$y = r + \gamma \max_{a'} Q(s', a')$$
 #
-# The target minus the old value is a **temporal difference**: the difference between two guesses of the
-# same thing, one of them made a step later. It is called the **TD error** (TD for temporal difference)
-# and written $\delta$. The mouse then moves the old value towards the target by a share $\alpha$ of the
-# TD error. This share is the **learning rate**:
+# The target minus the old value is a **temporal difference**: the difference between two guesses
+# of the same thing, one of them made a step later. It is called the **TD error** (TD for temporal
+# difference) and written $\delta$. The mouse then moves the old value towards the target by a
+# fraction $\alpha$ of the TD error. This fraction is the **learning rate**:
 #
 # $$Q(s, a) \leftarrow Q(s, a) + \alpha\, \delta \qquad \text{with} \qquad \delta = y - Q(s, a)$$
 #
@@ -630,8 +630,9 @@ plt.show()
 #
 # ### Terminated and truncated
 #
-# When the mouse has eaten the cheese, nothing follows. There is no next value to add, so the target is
-# the reward alone. This is the job of the flag `terminated`, which counts as 1 if it is set and as 0 if not:
+# When the mouse has eaten the cheese, nothing follows. There is no next value to add, so the
+# target is the reward alone. In the formula, the flag `terminated` counts as 1 if it is set and as
+# 0 if not:
 #
 # $$y = r + \gamma\, (1 - \texttt{terminated}) \max_{a'} Q(s', a')$$
 #
@@ -655,11 +656,12 @@ next_q = np.array([9.0, 3.0, 0.0, 1.0])
 assert td_target(1, True, next_q) == 1 and td_target(1, False, next_q) == 9.1
 
 # %% [markdown]
-# What happens if you mix them up? Imagine a warm shelf on which the mouse gets 1 for each step, for
-# ever. Its value is $1 + 0.9 + 0.9^2 + \dots = 1 / (1 - 0.9) = 10$. You watch for five steps at a time.
-# Now suppose that you wrongly treat every fifth step as terminated. Then four targets of five are $1 + 0.9\, V$, and the fifth
-# is 1. Their mean is $1 + \tfrac{4}{5} \cdot 0.9\, V$. The value settles where it is equal to that mean, at
-# $V = 1 / 0.28 = 3.57$. You get no error message, just a wrong value.
+# What happens if you mix them up? Imagine a warm shelf on which the mouse gets 1 for each step,
+# for ever. Its value is $1 + 0.9 + 0.9^2 + \dots = 1 / (1 - 0.9) = 10$. You watch for five steps
+# at a time. Now suppose that you wrongly treat every fifth step as terminated. Then four targets
+# of five are $1 + 0.9\, V$, and the fifth is 1. Their mean is $1 + \tfrac{4}{5} \cdot 0.9\, V$.
+# The value settles where it equals that mean, at $V = 1 / 0.28 = 3.57$. You get no error message,
+# just a wrong value.
 
 # %%
 def shelf_values(ends_at_truncation: bool, steps: int = 4000, alpha: float = 0.01) -> np.ndarray:
@@ -692,8 +694,8 @@ plt.show()
 # %% [markdown]
 # ## Q-learning
 #
-# Put the pieces together: choose actions by the epsilon-greedy rule, and after each step move one entry
-# of the table by a share of its temporal difference. This is all of *Q-learning* (Watkins 1989):
+# Put the pieces together: choose actions by the epsilon-greedy rule, and after each step move one
+# entry of the table by a fraction of its TD error. This is all of *Q-learning* (Watkins 1989):
 
 # %%
 Step = Callable[[int, int], tuple[int, float, bool]]
@@ -877,11 +879,11 @@ below.legend(loc="lower right")
 plt.show()
 
 # %% [markdown]
-# The curves show the mean and the 95 % interval of 20 mice, in blocks of 25 episodes. Q-learning finds
-# the short way along the water. It is the best way for a mouse that makes no random steps. But this
-# mouse still makes a random step now and then, and some of them end in the water. SARSA's values
-# include these accidents, so it keeps a distance. Both are right: Q-learning answers what is best
-# without random steps, SARSA what is best with them.
+# The curves show the mean and the 95 % interval of 20 mice, in blocks of 25 episodes. Q-learning
+# finds the short way along the water. It is the best way for a mouse that makes no random steps.
+# But this mouse still makes a random step now and then, and some of them end in the water. SARSA's
+# values include these accidents, so it keeps away from the water. Both are right: Q-learning
+# answers what is best without random steps, SARSA what is best with them.
 #
 # | | learns about | can learn from old steps | for example |
 # |---|---|---|---|
@@ -1067,12 +1069,13 @@ ax.set(xlabel="numbers in the state, 10 bins each", ylabel="rows of the table", 
 plt.show()
 
 # %% [markdown]
-# There is a second problem. What an agent learns in one row of a table says nothing about the row beside
-# it. But a pole that leans by 3.0 degrees and one that leans by 3.1 degrees need the same push. So the
-# rest of the book replaces the table by a neural network, $Q_\theta(s, a)$. It takes the numbers as they
-# are, and what it learns about one state changes its answer for similar ones. The target and the TD error
-# stay as you know them, and the update becomes a gradient step on the squared TD error.
-# [DQN](dqn.ipynb) begins with a table that fails on the pole, and then builds that network.
+# There is a second problem. What an agent learns in one row of a table says nothing about the row
+# beside it. But a pole that leans by 3.0 degrees and one that leans by 3.1 degrees need the same
+# push. So the rest of the book replaces the table by a neural network $Q_\theta(s, a)$ with the
+# parameters $\theta$. It takes the numbers as they are, and what it learns about one state changes
+# its answer for similar ones. The target and the TD error stay as you know them, and the update
+# becomes a gradient step on the squared TD error. [DQN](dqn.ipynb) begins with a table that fails
+# on the pole, and then builds that network.
 
 # %% [markdown]
 # ## A map of the book
@@ -1189,10 +1192,10 @@ for chapter in chapters:
 Markdown("\n".join(rows))
 
 # %% [markdown]
-# Whatever you choose, read [Environments](envs.ipynb) next. All algorithms on the map but PPO, recurrent PPO and
-# TRPO learn off-policy, from steps that they have stored, so [Replay](replay.ipynb) comes after it. For those three, read
-# [Policy gradient](policy_gradient.ipynb) first. If you do not know where to start, start with
-# [DQN](dqn.ipynb): the others refer to it.
+# Whatever you choose, read [Environments](envs.ipynb) next. PPO, recurrent PPO and TRPO learn
+# on-policy: for these, read [Policy gradient](policy_gradient.ipynb) first. All others on the map
+# learn off-policy, from steps that they have stored, so [Replay](replay.ipynb) comes next. If you
+# do not know where to start, start with [DQN](dqn.ipynb): the others refer to it.
 
 # %% [markdown]
 # ## Exercises

@@ -105,10 +105,11 @@ assert min(finals) >= 475
 # $$Q(s, a) \leftarrow Q(s, a) + \alpha \bigl(r + \gamma\,(1 - \texttt{terminated}) \max_{a'} Q(s', a')
 #   - Q(s, a)\bigr)$$
 #
-# The state of CartPole is four real numbers, so for a table each must be cut into bins. With 8 bins for
-# each number there are $8^4 = 4096$ states, with 32 there are over a million. Few bins cannot tell a
-# pole that falls from one that rights itself. With many bins most are never seen, and what the agent
-# learns in one bin says nothing about the next. Let us measure this, 20,000 steps each.
+# The state of CartPole is four real numbers, so for a table each must be cut into bins. With 8
+# bins for each number there are $8^4 = 4096$ states, with 32 there are over a million. Few bins
+# cannot tell a pole that falls from one that rights itself. With many bins most are never seen,
+# and what the agent learns in one bin says nothing about the next. The next cell measures this,
+# with 20,000 steps and two seeds for each number of bins.
 
 
 # %%
@@ -160,13 +161,13 @@ assert table_results[:, :, 0].mean(0).max() < 300  # the best size, far from 500
 assert table_results[:, -1, 1].max() < 0.01  # what is seen of the finest table
 
 # %% [markdown]
-# Too few bins fail, too many fail, and the best number in between is far from 500. With 32 bins the
-# table has more than a million states, of which the agent has seen less than one in a hundred.
+# No number of bins comes near 500. With 32 bins the table has more than a million states, of which
+# the agent has seen less than one in a hundred.
 #
-# A network solves both problems: it takes the four numbers as they are, and what it learns about one
-# state changes its answer for those nearby. That is also where the trouble starts: an update for one
-# state moves the values of all others, the targets included. The rest of DQN is about keeping that
-# stable.
+# A network needs no bins: it takes the four numbers as they are, and what it learns about one
+# state changes its answer for those nearby. That is also where the trouble starts: an update for
+# one state moves the values of all others, the targets included. The rest of DQN is about keeping
+# that stable.
 
 # %% [markdown]
 # ## The Q-network
@@ -348,11 +349,11 @@ def dqn_loss(
     return loss, metrics
 
 # %% [markdown]
-# By hand, with the two targets 5.5 and 1 from above: the first step took action 0 with value 4.5, the
-# second took action 1 with value 3. The TD errors $y - Q$ are 1 and −2, the loss is $(1 + 4) / 2 =
-# 2.5$, the mean absolute error is 1.5. Huber's loss of an error $e$ is $e^2/2$ up to $|e| = 1$ and $|e|
-# - 0.5$ beyond, so that a few huge errors cannot dominate a batch. Here its terms are 0.5 and $2 - 0.5
-# = 1.5$, and their mean is 1.
+# By hand, with the two targets 5.5 and 1 from above: the first step took action 0 with value 4.5,
+# the second took action 1 with value 3. The TD errors $y - Q$ are 1 and −2, the loss is
+# $(1 + 4) / 2 = 2.5$, and the mean absolute error is 1.5. Huber's loss of an error $e$ is $e^2/2$
+# up to $|e| = 1$ and $|e| - 0.5$ beyond, so that a few huge errors cannot dominate a batch. Here
+# its terms are 0.5 and $2 - 0.5 = 1.5$, and their mean is 1.
 
 # %%
 q = torch.tensor([[4.5, 0.0], [0.0, 3.0]], requires_grad=True)
@@ -368,10 +369,11 @@ assert huber.item() == 1.0
 # %% [markdown]
 # ## The target network
 #
-# If the network that you train also makes its own targets, every update moves the targets too. Say that
-# $Q(s, a) = 5$ has the target 6. The update lifts $Q(s, a)$, and with it the values of similar states,
-# $s'$ among them; so the next target is 7, and the target moves away as fast as you approach it. So the
-# targets come from a copy that follows slowly. Every `target_update_interval` updates, it moves by
+# If the network that you train also makes its own targets, every update moves the targets too. Say
+# that $Q(s, a) = 5$ has the target 6. The update lifts $Q(s, a)$ towards 6, and with it the values
+# of similar states, $s'$ among them. Now the target may be 7: it moves away as fast as you approach
+# it. So the targets come from a copy that follows slowly. Every `target_update_interval` updates,
+# it moves by
 #
 # $$\theta^- \leftarrow (1 - \tau)\,\theta^- + \tau\,\theta$$
 #
@@ -517,10 +519,11 @@ label_curves(ax, "the loop above", "return of each episode, exploring")
 plt.show()
 
 # %% [markdown]
-# What it lacks is everything around the algorithm: evaluation, checkpoints, several environments, a run
-# that can be stopped and resumed. The library has one loop with all that for every algorithm ([The
-# run](run.ipynb)). To use it, DQN becomes a class that the loop can call, an [agent](agent.ipynb). Without
-# its checkpoints and evaluations, the loop is this:
+# The loop lacks everything around the algorithm: evaluations, several environments, and
+# checkpoints, the files from which a stopped run is resumed. The library has one loop with all
+# that for every algorithm ([The run](run.ipynb)). To use it, DQN becomes a class that the loop can
+# call, an [agent](agent.ipynb). `agent.learn` runs this loop. Without checkpoints and evaluations,
+# it is:
 #
 # ```python
 # agent.build()                                      # when the agent is made
@@ -619,14 +622,14 @@ assert abs(config.epsilon(50) - 0.55) < 1e-12 and abs(config.lr_now(750) - 5e-4)
 # %% [markdown]
 # ## The agent
 #
-# Now the class. It inherits from `Agent` the settings (`config`), the `device` of the networks, the two
-# counters that the loop moves (`global_step`, `updates`), a random `generator` of its own, and the
-# methods that you call: `learn` trains it, `evaluate` plays greedy episodes, `predict` acts for one
-# observation or several. `parts` names what a checkpoint saves.
+# Now the class. It inherits from `Agent` the settings (`config`), the `device` of the networks,
+# the two counters of the loop (`global_step`, `updates`), a random `generator` of its own, and the
+# methods that you call: `learn` trains it, `evaluate` plays greedy episodes, `predict` acts for
+# one observation or several. `parts` names what a checkpoint saves.
 #
-# `observe` turns steps into n-step transitions on their way into the buffer. `update` is the update of
-# the loop that you have seen, with three additions: the gradient may be clipped, the learning rate may
-# fall, and the target network may move at every `target_update_interval`-th update only.
+# `observe` turns steps into n-step transitions and adds them to the buffer. `update` is the update
+# of `train_cartpole` with three additions: the gradient may be clipped, the learning rate may
+# fall, and the target network moves only at every `target_update_interval`-th update.
 #
 # | equation | code |
 # |---|---|
@@ -779,9 +782,9 @@ assert np.allclose([forever, three_steps], 10.0, atol=0.5)
 # %% [markdown]
 # ## A live run
 #
-# Now CartPole. The library comes with settings for it, named `cartpole`. Here the run has 20,000 steps,
-# the budget that the tables had, and to learn more from each step, the batches are twice as large. This
-# is how the settings differ:
+# Now CartPole. The library comes with settings for it, named `cartpole`. This run has 20,000
+# steps, as many as the tables had, and batches twice as large, to learn more from each step. These
+# settings differ:
 
 # %%
 settings = {"total_steps": 20_000, "epsilon_decay_steps": 10_000, "batch_size": 128}
@@ -816,6 +819,9 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
+# The curve of a run need not rise all the way. An update that improves the values of some states
+# can spoil those of others; the first figure of the chapter has such dips as well.
+#
 # ## Watch it
 #
 # Here is the greedy agent in an episode that it has not seen: one picture every 25 steps, for the first
@@ -837,11 +843,13 @@ env.close()
 filmstrip(frames)
 
 # %% [markdown]
-# And a look inside: what does the network believe? For a cart in the middle, at rest, the colours show
-# the value of the better action over the pole's angle and its speed, and the line shows where the agent
-# changes from pushing left to pushing right. The black dots are the states of the episode above. The
-# agent stays where the values are high. In two corners the pole leans to one side and is falling to
-# that side; there the values are low, because the episode will soon end.
+# What values has the network learned? For a cart in the middle, at rest, the colours show the
+# value of the better action over the pole's angle and its speed, and the white line through the
+# middle shows where the agent changes from pushing left to pushing right. The black dots are the
+# angles and speeds of the episode above: the agent keeps the pole upright and slow. In two corners
+# the pole leans to one side and is falling to that side; there the values are low, because the
+# episode will soon end. Towards the edges, where training saw few states, the values and any
+# further lines are guesses.
 
 # %% tags=["hide-input"]
 angles, speeds = np.linspace(-0.21, 0.21, 61), np.linspace(-2.5, 2.5, 61)
@@ -880,15 +888,18 @@ plt.show()
 print(made_by(ablations))
 
 # %% [markdown]
-# **Exploring** buys the most: without it one seed stays at a return of 10, and the best ends at 214.
-# **Replay** comes next: without it every seed reaches 500 at some point, and two of five end below 170.
-# **n-step returns** and **the scaled angle** buy reliability: without the first one seed ends at 134
-# and another at 402, and without the second only one of five ends at 500. Taking **the target network**
-# away costs nothing here: all five seeds end above 490. A likely reason: an error in the values enters
-# the next target with the weight $\gamma^{10} \approx 0.90$, against 0.99 with 1-step returns, so it
-# dies out ten times faster. With 1-step returns it is another story, as you will see in Exercise 1. And
-# **Double and the falling learning rate buy nothing that could be seen here**: without them every seed
-# still ends at 498 or more. This is what ablations are for: a part that is known to be important need
+# **Exploring** helps most: without it one seed stays at a return of 10, and the best ends at 214.
+# Replay, n-step returns and the scaled angle come next; their intervals overlap, so five seeds
+# cannot rank them. Without **replay** every seed reaches 500 at some point, and two of five end
+# below 170. Without **n-step returns** one seed ends at 134 and another at 402. Without **the
+# scaled angle** only one of five ends at 500.
+#
+# Taking **the target network** away costs almost nothing here: all five seeds end above 490. A
+# likely reason: an error in the values enters the next target with the weight
+# $\gamma^{10} \approx 0.90$, against 0.99 with 1-step returns, so it dies out ten times faster.
+# With 1-step returns the target network matters, as you will see in Exercise 1. **Double and the
+# falling learning rate make no difference that can be seen here**: without them every seed still
+# ends at 498 or more. This is what ablations are for: a part that is known to be important need
 # not be important in your task.
 #
 # ## Honest edges
@@ -906,7 +917,8 @@ print(made_by(ablations))
 # | inputs as they are | the angle times 8 | knowledge of the task; measured above |
 #
 # - n-step returns with replay are not corrected for the actions of an older policy. In theory that
-#   is biased; in practice, here as in Rainbow (Hessel et al. 2018), it helps.
+#   is biased; in practice it helps, here as in Rainbow (Hessel et al. 2018), a DQN with six
+#   extensions.
 # - The paper's numbers are for 49 Atari games with 200 million frames each; nothing here claims to
 #   reproduce them. For comparison on CartPole: the tuned DQN of the RL Zoo, a public collection of trained
 #   agents, reports 500 in one run.
@@ -929,10 +941,10 @@ print(made_by(ablations))
 #     print(change, [round(line["q_mean"]) for line in changed.history if "q_mean" in line])
 # ```
 #
-# With 10-step returns you see little difference. With 1-step returns and no target network the whole
-# run climbs far above 100. Values above 100 cannot be true: they are errors that the network has taught
-# itself. The agent may balance all the same: acting greedily needs the right order of the actions, not
-# the right values.
+# With 10-step returns you see little difference. With 1-step returns and no target network,
+# `q_mean` climbs far above 100 in the whole run. Values above 100 cannot be true: they are errors
+# that the network has learned from its own targets. The agent may balance all the same: acting
+# greedily needs the right order of the actions, not the right values.
 #
 # </details>
 
@@ -996,12 +1008,13 @@ def loss_with_a_bug(q, action, reward, discount, terminated, next_q_target, next
 # <details>
 # <summary>Solution</summary>
 #
-# The networks have changed places: the target network chooses, and the network that is trained says what
-# the choice is worth. So each update moves its own targets, and the target network no longer slows them
-# down. With the values of the hand example, (5, 2) of the target network and (0, 3) of the Q-network, the
-# target is $1 + 0.9 \cdot 0 = 1$ in place of 2.8. Then the loss of 4.5 and 3 is
-# $(3.5^2 + 2^2)/2 = 8.125$ in place of $(1.7^2 + 2^2)/2 = 3.445$, as the cell below shows. No check of
-# shapes can find this: only a number by hand does.
+# The networks have changed places: the target network chooses, and the network that is trained
+# says what the choice is worth. So each update moves its own targets, and the target network no
+# longer slows them down. With the values of the hand example, (5, 2) of the target network and (0,
+# 3) of the Q-network, the target is $1 + 0.9 \cdot 0 = 1$ in place of 2.8. Then the loss of 4.5
+# and 3 is $(3.5^2 + 2^2)/2 = 8.125$ in place of $(1.7^2 + 2^2)/2 = 3.445$, as the cell below
+# shows. No check of shapes can find this: only a number by hand does. (That `no_grad` is missing
+# is no second bug: the loop computes both `next_q_target` and `next_q` without gradients.)
 #
 # ```python
 # def loss_with_a_bug(q, action, reward, discount, terminated, next_q_target, next_q):

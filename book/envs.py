@@ -208,12 +208,13 @@ for wrong, kwargs in (("CartPool-v1", {}), ("my_envs:Grid-v0", {}), ("CartPole-v
         print(error)
 
 # %% [markdown]
-# In Python you need not name anything. `DQN(make_grid)`, `DQN(Grid)` and `DQN(env)` work as well, and
-# `name_env` finds the name for the settings. A class or a function of a module has one that other processes can
-# import, and so has an instance that `gym.make` made without keywords. Anything else gets a name that is good
-# in this process alone: a lambda, a function inside a function, an instance with wrappers around it. Several
-# copies of an environment are needed, at least one to learn in and one to be evaluated in, so an instance must
-# be one that can be copied.
+# In Python you need no id. `DQN(make_grid)`, `DQN(Grid)` and `DQN(env)` work as well, and
+# `name_env` finds the id that the agent stores in its settings. A class or a function of a module
+# gets an id that other processes can import. An instance that `gym.make` made without keywords
+# keeps its own id. Anything else gets an id that only this process knows: a lambda, a function
+# inside a function, an instance with wrappers around it. An agent needs several copies of its
+# environment, at least one to learn in and one to be evaluated in, so it must be possible to copy
+# an instance.
 
 # %%
 #| export
@@ -559,10 +560,11 @@ assert same_step.count((0.0, 1.0, -1.0, True)) == 2
 # which copies have one. At a terminated step nobody needs it, because nothing follows. At a truncated step the
 # target bootstraps from its value, so it must be the right one.
 #
-# So every agent of this book uses two small functions. The first makes the vector environment in this mode.
-# Each copy is wrapped in a `KeepLast`, which copies the last observation: some environments return the same
-# array at each step, and the reset would overwrite it. `CheckShapes` answers a mistake in an environment of your
-# own with a sentence, where NumPy might stretch one number over a whole observation without a word.
+# So every agent of this book uses two functions. `make_vector_env` makes the vector environment in
+# this mode, and `true_next_obs` puts the true last observations back. Each copy gets two wrappers.
+# `KeepLast` copies the last observation, because some environments return the same array at each
+# step, and the reset would overwrite it. `CheckShapes` raises an error if an environment of your
+# own returns a wrong shape. Without it, NumPy might broadcast one number over a whole observation.
 
 # %%
 #| export
@@ -670,10 +672,11 @@ assert stored == [(-1.0, 0.0, 0.0, False), (0.0, 1.0, 1.0, True)] * 2
 # %% [markdown]
 # ### Processes for slow simulators
 #
-# The copies of a `SyncVectorEnv` step one after the other. A simulator that takes milliseconds for a step makes
-# the agent wait for the sum. With `vectorize="async"` (`vectorize: async` in the settings) each copy has a process of
-# its own, and the agent waits for the slowest. Sending observations to and fro costs a fraction of a
-# millisecond, so for CartPole this is slower, and for a slow simulator almost `num_envs` times as fast:
+# The copies of a `SyncVectorEnv` step one after the other, so the agent waits for the sum of their
+# times. With `vectorize="async"` (`vectorize: async` in the settings) each copy has a process of
+# its own, and the agent waits for the slowest. Sending observations between processes costs a
+# fraction of a millisecond. So this does not pay for CartPole, but with a simulator that takes
+# milliseconds for a step it is almost `num_envs` times as fast, if there are enough cores:
 
 
 # %%
@@ -775,20 +778,20 @@ plt.show()
 # after a "±". The standard deviation $s$ says how much *episodes* differ. It does not shrink when you play more
 # of them. The interval says how well you know the *mean*, and it shrinks with the number of episodes.
 #
-# How would the mean differ if you evaluated again? You have only these $n$ returns, so you pretend that they are
-# all there is: sample $n$ of them with replacement, take the mean, and repeat. The middle 95 % of these means are
-# the **bootstrap interval**. (It has nothing to do with bootstrapping from a value estimate.) It never reaches
-# beyond the smallest and the largest return, so it never shows a return that is impossible, as a mean plus or
-# minus something would.
+# How would the mean differ if you evaluated again? You have only these $n$ returns, so you pretend
+# that they are all there is: sample $n$ of them with replacement, take the mean, and repeat. The
+# middle 95 % of these means are the **bootstrap interval**. (It has nothing to do with
+# bootstrapping from a value estimate.) It never reaches beyond the smallest and the largest
+# return, so it never contains an impossible return, as a mean ± an error can.
 #
 # By hand: the returns 1, 2 and 3 can be sampled in $3^3 = 27$ ways. One of them is 1, 1, 1, with the mean 1.
 # That is 3.7 % of all, more than the 2.5 % that are cut off at this end, so the interval starts at 1. In the
 # same way it ends at 3. ([Figures](figures.ipynb) checks how often the interval is right, and draws it around
 # learning curves.)
 #
-# The resampled means do not come one by one. How often each return was picked is a row of counts, and the counts
-# times the returns are all means at once. They come from a generator of their own, so that the same returns
-# always have the same interval.
+# The code computes all resampled means at once: it samples how often each return is picked, and
+# multiplies these counts by the returns. Its generator always starts from the same seed, so the
+# same returns always have the same interval.
 
 # %%
 #| export
@@ -880,16 +883,17 @@ assert np.mean(means) == 38.125
 # few environments are enough for many episodes, and the result does not depend on how many there are. Without
 # `episodes` each environment plays one.
 #
-# Some environments never end. With `max_steps` an episode is cut there, which is said in a warning, since its
-# return is then only what was earned so far. And `stop` is asked at each step whether to stop at once, by
-# raising `KeyboardInterrupt`: a run asks that way whether a signal has arrived.
+# Some environments never end. With `max_steps` an episode is cut after that many steps, with a
+# warning, because its return is then only what was earned so far. `stop` is called at each step,
+# and if it returns true, `evaluate` raises `KeyboardInterrupt`. A run uses this to react to a
+# signal.
 #
-# At each step it calls the policy once, with the observations of all environments. Some policies carry
-# something from step to step, for example the last observation. This is called their *hidden state*. So
-# a policy takes three things, the observations, its hidden state (`None` at first) and a flag for the
-# first step of an episode, and returns the actions and its new hidden state. A policy without a hidden
-# state returns `None`. In the code the argument `state` is this hidden state, not the state of the
-# environment. Every agent of this book has a policy of this form.
+# At each step `evaluate` calls the policy once, with the observations of all environments. Some
+# policies carry something from step to step, for example the last observation. This is called
+# their *hidden state*. So a policy takes three things: the observations, its hidden state (`None`
+# at first) and a flag for the first step of an episode. It returns the actions and its new hidden
+# state; without a hidden state it returns `None`. In the code the argument `state` is this hidden
+# state, not the state of the environment. Every agent of this book has a policy of this form.
 
 # %%
 #| export
@@ -945,8 +949,9 @@ def evaluate(
     return Evaluation(returns, lengths)
 
 # %% [markdown]
-# By hand: in `TwoStep` each episode has the return 1 and the length 2. And two copies of `ConstantReward` with
-# the limits 3 and 5 return 3 and 5, and the first of them plays a third episode while the second goes on.
+# By hand: in `TwoStep` each episode has the return 1 and the length 2. Two copies of
+# `ConstantReward` with the limits 3 and 5 return 3 and 5. If three episodes are asked for, the
+# first copy plays the third one while the second copy goes on.
 
 # %%
 def always_0(obs: np.ndarray, state: Any, episode_start: np.ndarray) -> tuple[np.ndarray, Any]:
@@ -1114,8 +1119,8 @@ assert scores["masked"].mean < 100
 assert scores["masked, with a hidden state"].mean > 400
 
 # %% [markdown]
-# One number in the hidden state makes up for both hidden velocities. Here you wrote by hand what to keep.
-# [DRQN](drqn.ipynb) learns it.
+# One number in the hidden state is enough to balance the pole. Here you wrote by hand what to
+# keep. [DRQN](drqn.ipynb) learns it.
 
 # %% [markdown]
 # ## Remembering longer: the T-maze
@@ -1127,9 +1132,10 @@ assert scores["masked, with a hidden state"].mean > 400
 # An observation has two numbers: the cue (−1 for left, 1 for right, 0 after the start), and 1 at the junction.
 # By hand for `length=2` and the cue "right": the agent sees (1, 0), (0, 0), (0, 1), and then turns.
 #
-# First the picture, for human readers: a map of cells, 16 pixels wide each, with the corridor in the third of
-# five rows. The agent walks to the right, so its left is up. By hand for `length=2` and the cue "right": there are
-# five columns. The start is in column 1, the junction in column 3, and the goal below the junction, in row 3.
+# First the picture, which the agent does not see: a map of cells, 16 pixels wide each, with the
+# corridor in the third of five rows. The agent walks to the right, so its left is up. By hand for
+# `length=2` and the cue "right", counting from 0: there are five columns. The start is in column
+# 1, the junction in column 3, and the goal below the junction, in row 3.
 
 # %%
 #| export
@@ -1338,9 +1344,9 @@ assert set(successes) == {0.5} and evaluate(remember, mazes, seed=0).mean == 1
 # </details>
 
 # %% [markdown]
-# **Exercise 3.** A loop stores every transition of `ConstantReward` with $T = 10$ from a vector environment that
-# restarts in the next step, the false ones too, and only `terminated` stops its bootstrapping. Which value does it learn?
-# Compute it first, then run it.
+# **Exercise 3.** A loop stores every transition of `ConstantReward` with $T = 10$ from a vector
+# environment that restarts in the next step, the false ones too. Only `terminated` stops its
+# bootstrapping. Which value does it learn? Compute it first, then run it.
 #
 # <details>
 # <summary>Solution</summary>

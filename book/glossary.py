@@ -14,8 +14,8 @@
 # %% [markdown]
 # # Glossary
 #
-# The words of the book, each in a sentence or two, with the chapter that builds it. The symbols
-# stand under [notation](notation.ipynb).
+# The words of the book, each in a sentence or two, with the chapter that explains it.
+# [Notation](notation.ipynb) lists the symbols.
 
 # %% [markdown]
 # ## The task
@@ -58,8 +58,8 @@
 #
 # ### Partial observability
 #
-# The observation does not show all of the state, so the best action depends on what was seen before.
-# See [DRQN](drqn.ipynb).
+# The observation does not show all of the state, so the best action depends on what was seen
+# before. See [Environments](envs.ipynb) and [DRQN](drqn.ipynb).
 #
 # ### Return
 #
@@ -84,7 +84,8 @@
 #
 # ### Vector environment
 #
-# Several environments that step together, so that one forward pass serves them all.
+# Several copies of an environment that step together, so that one forward pass chooses the actions
+# of all. See [Environments](envs.ipynb).
 
 # %% [markdown]
 # ## Values and targets
@@ -120,8 +121,8 @@
 #
 # ### Learning rate
 #
-# How far an update moves: the share of the TD error in a table, the size of a gradient step in a
-# network. See [Basics](basics.ipynb#learning-from-a-single-step).
+# How far an update moves: the fraction of the TD error in a table, the size of a gradient step in
+# a network. See [Basics](basics.ipynb#learning-from-a-single-step).
 #
 # ### Bootstrapping
 #
@@ -135,8 +136,8 @@
 #
 # ### Target network
 #
-# A copy of the network that follows it slowly and makes the targets, so that they do not run away.
-# See [DQN](dqn.ipynb).
+# A copy of the network that follows it slowly. The targets are computed with it, so that they move
+# slowly too. See [DQN](dqn.ipynb).
 #
 # ### Double DQN
 #
@@ -145,7 +146,8 @@
 #
 # ### Overestimation
 #
-# The maximum of noisy values is too high on average; targets made from it carry that on.
+# The maximum of noisy values is too high on average, and so are the targets made from it. See
+# [DQN](dqn.ipynb).
 #
 # ### Off-policy
 #

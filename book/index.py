@@ -14,9 +14,9 @@
 # %% [markdown]
 # # Deep reinforcement learning, a sourcebook
 #
-# **A book that runs.** Each chapter builds one algorithm from nothing, with an example by hand before
-# each piece of code. Its cells are also a Python package: the code that teaches is the code that
-# trains. And the tests run every chapter, with asserts on the numbers that it shows.
+# **A book that runs.** Each chapter builds an algorithm or a tool from nothing, with an example by
+# hand before each piece of code. Its cells are also a Python package: the code that teaches is the
+# code that trains. The tests run every chapter, with asserts on the numbers that it shows.
 #
 # ![An arm that a DQN agent swings up](_static/agent_dqn.gif)
 # ![A pole that a DRQN agent balances without seeing speeds](_static/agent_drqn.gif)
@@ -26,10 +26,10 @@
 # Four agents that learned on a laptop: DQN swings up an arm, DRQN balances a pole whose speed it cannot
 # see, SAC swings up a pendulum, and DrQ-v2 moves a point to its goal from pixels.
 #
-# **What you get**: the algorithms from DQN to DrQ-v2, explained from the first word; code that you can
-# import, in plain PyTorch; runs that can be stopped and resumed; and numbers that come from stored
-# results over several seeds, with the command that made each. It is made for students and engineers
-# with a laptop and no GPU.
+# **What you get**: the algorithms from DQN to DrQ-v2, explained from the first word; code that you
+# can import, in plain PyTorch; runs that can be stopped and resumed; and results over several
+# *seeds* (the same run with other random numbers), each stored with the command that made it. It
+# is made for students and engineers with a laptop and no GPU.
 #
 # ## Five minutes
 #
@@ -151,11 +151,11 @@ for chapter, (x, y) in place.items():
 plt.show()
 
 # %% [markdown]
-# Each chapter on an algorithm has the same parts. It first shows what you will get and which problem it
-# solves, and then builds the pieces with numbers by hand. Next come the whole algorithm, a live run of
-# at most a minute and a half, and a look inside the trained agent. It ends with what each part buys
-# over several seeds, what differs from the paper, and exercises, one of them a planted bug. The
-# solutions are folded away.
+# Each chapter on an algorithm has the same parts. It first shows what you will get and which
+# problem it solves, and then builds the pieces with numbers by hand. Next come the whole
+# algorithm, a live run of at most a minute and a half, and a look inside the trained agent. Then
+# the chapter measures how much each part helps, over several seeds, and lists what differs from
+# the paper. Last come exercises, one of them a planted bug. The solutions are folded away.
 #
 # These are the algorithms of this book. Do not worry about words that you do not know yet; each chapter
 # explains its own.

@@ -14,12 +14,12 @@
 # %% [markdown]
 # # Replay
 #
-# A table can learn from each step once, in the order in which the steps come. A network that does so
-# learns badly: neighbouring steps are nearly the same, and each update also changes what it learned
-# about other states. In this chapter you build the replay buffer, which solves both. It keeps the last
-# transitions, each new one overwriting the oldest, and samples batches from them at random. You also
-# build n-step returns, which sum several rewards before they bootstrap, and the settings of every agent
-# that learns from replay.
+# A table can learn from each step once, in the order in which the steps come. A network that does
+# so learns badly: neighbouring steps are nearly the same, and each update also changes what it
+# learned about other states. In this chapter you build the replay buffer, which helps with both.
+# It keeps the last transitions, each new one overwriting the oldest, and samples batches from them
+# at random. You also build n-step returns, which sum several rewards before they bootstrap, and
+# the settings that all agents with a replay buffer share.
 #
 # | | |
 # |---|---|
@@ -145,10 +145,10 @@ assert autocorrelation(angles, 1) > 0.8
 assert abs(autocorrelation(drawn, 1)) < 0.1
 
 # %% [markdown]
-# What does that do to a gradient, which is a mean over a batch? Let the angle stand in for what is
-# averaged. The mean of $B$ independent values has $1/B$ of the variance of one value. So the variance
-# of one value, divided by the variance of the batch mean, is the number of independent values that the
-# batch is worth.
+# What does that do to a gradient, which is a mean over a batch? Average the angle in place of the
+# gradient. The mean of $B$ independent values has $1/B$ of the variance of one value. So the
+# variance of one value, divided by the variance of the batch mean, is the number of independent
+# values that the batch is worth.
 
 
 # %%
@@ -176,10 +176,11 @@ right.set(xlabel="lag (steps)", ylabel="autocorrelation")
 plt.show()
 
 # %% [markdown]
-# A batch of 32 neighbours does the work of 3. That is the first reason for replay. The second: each
-# step is used many times, and steps in an environment are often what costs most. Old steps may be used
-# because Q-learning is off-policy ([Basics](basics.ipynb)): its target does not depend on the policy that
-# took the step. SARSA could not learn from them.
+# A batch of 32 neighbours is worth about 3 independent steps; 32 random draws are worth 32, up to
+# chance. That is the first reason for replay. The second is that each step is used many times, and
+# steps in an environment are often what costs most. Old steps may be used because Q-learning is
+# off-policy ([Basics](basics.ipynb)): its target does not depend on the policy that took the step.
+# SARSA could not learn from them.
 #
 # ## A transition
 #
@@ -435,10 +436,9 @@ assert batch.reward[0] == 5  # the same memory
 # \;+\; \underbrace{\gamma^{k}}_{\texttt{discount}}\; V(s_{t+k}),
 # \qquad k = \min(n,\ \text{steps to the end of the episode})$$
 #
-# A transition has a field for all of it: its reward is the sum, its discount is $\gamma^k$, its next
-# observation is $s_{t+k}$. An update that handles one-step transitions handles n-step transitions
-# without knowing it. Call the steps whose rewards a target sums its *window*. Three things can happen
-# to it:
+# A transition has a field for each part: its reward is the sum, its discount is $\gamma^k$, its
+# next observation is $s_{t+k}$. So the same update works for one-step and n-step transitions. Call
+# the steps whose rewards a target sums its *window*. Three things can happen to it:
 #
 # | step $t + i$ is | the window of step $t$ | $V$ counts? |
 # |---|---|---|
@@ -707,11 +707,12 @@ for reward in rewards[17:]:
 #   store each frame once and put stacks together when they sample. For vectors the second copy is
 #   cheap, and it keeps the true last observation of every episode without a special case. For
 #   images it doubles the memory.
-# - n-step rewards in the buffer were earned by an older policy, and nothing corrects for that. With
-#   small n that works well in practice, and Fedus et al. (2020) find that n-step returns are what makes larger buffers help, but the theory of Q-learning covers $n = 1$ only.
-# - Sampling is uniform. [R2D2](r2d2.ipynb) builds a buffer that samples surprising transitions more
-#   often.
-# - 64-bit observations are rounded to 32 bits on their way in.
+# - n-step rewards in the buffer were earned by an older policy, and nothing corrects for that.
+#   With small n this works well in practice, and Fedus et al. (2020) find that n-step returns are
+#   what makes larger buffers help. But the theory of Q-learning covers $n = 1$ only.
+# - Sampling is uniform. [R2D2](r2d2.ipynb) builds a buffer that samples transitions with a large
+#   TD error more often.
+# - 64-bit observations are rounded to 32 bits when they are stored.
 # - A stored buffer can be loaded only into one of the same capacity.
 #
 # ## Exercises
@@ -723,9 +724,10 @@ for reward in rewards[17:]:
 # <details>
 # <summary>Solution</summary>
 #
-# All 64 differ with probability $\prod_{i=0}^{63} (1 - i / 50000) \approx e^{-64 \cdot 63 / (2 \cdot
-# 50000)} \approx 0.96$, so about 4 % of the batches hold a transition twice. It counts double in that
-# gradient, that is not a bias: over many batches every transition still counts the same.
+# All 64 differ with probability
+# $\prod_{i=0}^{63} (1 - i / 50000) \approx e^{-64 \cdot 63 / (2 \cdot 50000)} \approx 0.96$, so
+# about 4 % of the batches hold a transition twice. It counts double in that gradient. This is no
+# bias: over many batches every transition still counts the same.
 #
 # ```python
 # ring = ReplayBuffer(50_000, dtype, seed=0)
