@@ -14,11 +14,12 @@
 # %% [markdown]
 # # DRQN: an agent that remembers
 #
-# A Q-network sees one observation at a time. Where one observation does not tell everything, which
-# is called partial observability, no amount of training helps it. In this chapter you turn DQN into
-# a *Deep Recurrent Q-Network* (DRQN): you put an LSTM between the observations and the Q-values, keep
-# pieces of episodes in the replay buffer instead of single steps, and compute the loss over sequences.
-# At the end an agent that sees neither the velocity of the cart nor that of the pole keeps the pole up.
+# A Q-network sees one observation at a time. If one observation does not tell everything (*partial
+# observability*), no amount of training helps it. In this chapter you turn DQN into a *Deep
+# Recurrent Q-Network* (DRQN): you put an LSTM between the observations and the Q-values, keep
+# pieces of episodes in the replay buffer instead of single steps, and compute the loss over
+# sequences. At the end an agent that sees neither the velocity of the cart nor that of the pole
+# keeps the pole up.
 #
 # This is where we are going, on CartPole with both velocities hidden. Each curve is the mean of
 # five seeds with its 95 % interval; the commands that made them are printed with the figure. DQN had
@@ -60,11 +61,12 @@ assert min(max(curve) for curve in run["returns"]) > 475
 plt.show()
 
 # %% [markdown]
-# DQN, with the settings of its own chapter, stays near 40: what it sees does not tell where the pole
-# is going. (The two differ in more than the LSTM: in discount, scale of rewards, schedules and the
-# size of updates. The *ablations* below, runs with one part taken away, remove the recurrence alone:
-# that agent ends above DQN and far below DRQN.) Every seed of DRQN balances on the way. A seed may
-# fall back later, so look at the curve of a run before you use its last network.
+# DQN, with the settings of its own chapter, stays near 40: what it sees does not tell where the
+# pole is going. (The two differ in more than the LSTM: in discount, scale of rewards, schedules
+# and the size of updates. The *ablations* below, runs with one part taken away, remove the
+# recurrence alone: that agent ends above DQN and far below DRQN.) Every seed of DRQN balances at
+# some point, but may fall back later, so look at the curve of a run before you use its last
+# network.
 #
 # | | |
 # |---|---|
@@ -108,21 +110,21 @@ from rlbook.settings import Config
 # ## The problem
 #
 # The *T-maze* is the smallest environment that cannot be solved without looking back. You stand at
-# the start of a corridor; a cue, −1 or 1, is visible there and nowhere else. At the far end you turn
-# left or right, and only the turn that the cue named pays 1. The chapter on
-# [environments](envs.ipynb) builds it.
+# the start of a corridor. A cue, −1 for left or 1 for right, is visible there and nowhere else. At
+# the far end you turn left or right; the turn that the cue named pays 1, the other 0. The chapter
+# on [environments](envs.ipynb) builds it.
 
 # %%
 env = make_env("rlbook/TMaze-v0", {"length": 3})
 obs, _ = env.reset(seed=0)
 print("start   ", obs)
 for place in ("corridor", "corridor", "junction"):
-    obs, reward, terminated, truncated, _ = env.step(0)  # in the corridor any action leads on
+    obs, reward, terminated, truncated, _ = env.step(0)  # in the corridor any action moves on
     print(place, obs)
 
 # %% [markdown]
-# At the junction both cues look alike. A policy that only sees the junction turns the same way, or
-# with the same odds, whichever the cue was, and both cues are equally likely:
+# At the junction the observation is the same after both cues. A policy that sees only this turns
+# with the same probabilities whichever the cue was, and both cues are equally likely:
 #
 # $$P(\text{success}) = \tfrac12\, P(\text{left}) + \tfrac12\, P(\text{right}) = \tfrac12.$$
 #
@@ -175,10 +177,10 @@ assert success(reactive) == 0.5
 # $h$ and $c$ together are the network's *recurrent state*; where no confusion is possible we call the
 # pair the hidden state, too.
 #
-# One rule decides whether it works: at the start of an episode the hidden state is zero, *inside* a
-# sequence as well. A chunk of DRQN holds steps of one episode, so there the rule matters only to an
-# agent without recurrence, which resets at every step. R2D2's chunks may begin with padding, and the
-# episode starts after it.
+# At the start of an episode the hidden state must be zero, even if the episode starts *inside* a
+# sequence. A sequence of DRQN holds steps of one episode, so this chapter needs the rule only to
+# switch recurrence off, with a reset at every step. In R2D2, the next chapter, a sequence may begin
+# with padding, and its episode starts later.
 
 # %%
 #| export
@@ -191,10 +193,10 @@ def reset_state(state: State, episode_start: Tensor) -> State:
 
 
 # %% [markdown]
-# The network is an encoder (the layers of DQN), an `nn.LSTM`, and a linear head that turns $h_t$ into
-# the value of each action. `forward` takes a whole sequence. `nn.LSTM` knows nothing of episodes, so
-# the batch is cut at each step where any of its sequences starts an episode, and the hidden state of
-# that sequence alone is zeroed.
+# The network is an encoder (the layers of DQN), an `nn.LSTM`, and a linear head that turns $h_t$
+# into the value of each action. `forward` takes a batch of sequences. `nn.LSTM` knows nothing of
+# episodes, so `forward` stops at each step where an episode starts in any of the sequences, and
+# zeroes the hidden state of these sequences alone.
 
 # %%
 #| export
@@ -228,11 +230,11 @@ class LSTMQNetwork(nn.Module):
 
 
 # %% [markdown]
-# By hand: an LSTM of one unit that latches. Its input is 1 when a cue shows and else 0. The input
-# gate is open only with a cue, $z^i = \sigma(20x - 10)$; it then writes $\tanh(9x) \approx 1$; the
-# forget gate keeps everything, $z^f = \sigma(10) \approx 1$; and the output gate is open too. So from
-# the cue on the cell state is 1 and the hidden state $\tanh 1 = 0.76$, until the episode ends. (The
-# head passes the output on unchanged.)
+# By hand: an LSTM of one unit that keeps a cue. Its input is 1 when a cue shows and else 0. The
+# input gate is open only with a cue, $z^i = \sigma(20x - 10)$; it then writes
+# $\tanh(9x) \approx 1$; the forget gate keeps everything, $z^f = \sigma(10) \approx 1$; and the
+# output gate is open too. So from the cue on the cell state is 1 and the hidden state
+# $\tanh 1 = 0.76$, until the episode ends. (The head passes the output on unchanged.)
 
 # %%
 latch = LSTMQNetwork(inputs=1, actions=1, hidden=(), units=1)
@@ -251,8 +253,8 @@ print(output.flatten().numpy().round(2))
 assert np.allclose(output.flatten(), [0, 0.76, 0.76, 0.76, 0, 0], atol=0.01)
 
 # %% [markdown]
-# An agent that acts knows nothing of the future: it feeds one step at a time and carries the hidden
-# state. Both ways must give the same values, also where episodes start at random:
+# While it acts, the agent feeds one step at a time and carries the hidden state along. Both ways
+# must give the same values, wherever episodes start:
 
 # %%
 network = LSTMQNetwork(inputs=3, actions=2, hidden=(8,), units=4)
@@ -269,11 +271,11 @@ assert torch.allclose(whole, torch.cat(steps), atol=1e-6)
 # ## The buffer
 #
 # A single transition is not enough to learn from any more: the value of its observation depends on
-# what came before. So the buffer keeps *chunks*, pieces of at most `length` steps of one episode. A
-# chunk is one element of a structured array, as a transition is in [replay](replay.ipynb). The
+# what came before. So the buffer keeps *chunks*, pieces of at most `length` steps of one episode.
+# A chunk is one element of a structured array, as a transition is in [replay](replay.ipynb). The
 # observation after a step is the one before the next, so a chunk has one observation more than it
-# has steps. The hidden state before its first step is stored with it: the Q-network of that time
-# computed it.
+# has steps. The hidden state before its first step is stored with it, as the Q-network of that
+# time computed it.
 
 # %%
 #| export
@@ -298,8 +300,8 @@ def chunk_dtype(inputs: int, state_size: int, length: int) -> np.dtype:
 # whichever comes first. A short episode is kept; what is missing is *padded* with zeros, and a mask
 # tells *valid* steps from padded ones.
 #
-# n-step returns fit in as well. Within a chunk whose last observation is number $\ell$, the return of
-# step $t$ looks $k = \min(n, \ell - t)$ steps ahead:
+# n-step returns fit in as well. A chunk of $\ell$ valid steps ends with the observation $o_\ell$,
+# so the return of step $t$ looks $k = \min(n, \ell - t)$ steps ahead:
 #
 # $$G_t = \sum_{j=0}^{k-1} \gamma^j r_{t+j}, \qquad
 #   y_t = G_t + \gamma^k \,(1 - \texttt{terminated}) \max_{a'} Q^-(o_{\le t+k}, a').$$
@@ -486,7 +488,7 @@ assert closed["state"].tolist() == [[0], [3]]  # the hidden state before steps 0
 # %% [markdown]
 # What does the buffer look like after a while? Below, one environment has played random episodes
 # with chunks of 16 steps. Each line is a chunk, each colour an episode, and a black edge marks the
-# first step of one; grey is padding. The last chunk is still open.
+# first step of an episode; grey is padding. The last chunk is still open.
 
 # %% tags=["hide-input"]
 rng = np.random.default_rng(3)
@@ -518,17 +520,17 @@ plt.show()
 # %% [markdown]
 # ## The loss
 #
-# The target of a step is that of DQN, so `dqn_target` is imported. Over a batch of chunks the loss is
-# that of DQN as well, summed over the valid steps and divided by their number. With the mask
-# $m_{t,b}$, 1 for a valid step and 0 for padding,
+# The target of a step is that of DQN, so `dqn_target` is imported. The loss is DQN's as well,
+# averaged over the valid steps of a batch of chunks. With the mask $m_{t,b}$, 1 for a valid step
+# and 0 for padding,
 #
 # $$L = \frac{\sum_{t,b} m_{t,b}\,\bigl(Q(o_{\le t}, a_t) - y_t\bigr)^2}{\sum_{t,b} m_{t,b}}.$$
 #
-# The value and the target of a padded step must not matter, not even a NaN. Multiplying by the mask
-# would not do, since 0 × NaN is NaN; `masked_fill` writes 0 over both, and the gradient there is 0,
-# too. (Padded observations do pass through the network: they are zeros, and come after the valid
-# steps.) A wrong shape would be broadcast into a wrong loss, so shapes are checked first. The weights
-# are for R2D2, in the next chapter.
+# The value and the target of a padded step must not matter, even if they are NaN. Multiplying by
+# the mask would not do, since 0 × NaN is NaN; `masked_fill` writes 0 over both, and the gradient
+# there is 0, too. (Padded observations do pass through the network: they are zeros, and come after
+# the valid steps.) A wrong shape would be broadcast into a wrong loss, so shapes are checked
+# first. The argument `weights` is for R2D2, in the next chapter.
 
 # %%
 #| export
@@ -628,13 +630,13 @@ assert picked.flatten().tolist() == [2, 3, 3]
 # %% [markdown]
 # ## The settings
 #
-# All settings of DQN apply; a few say what a chunk is. `chunk_length` is how far the gradient reaches
-# back in time (*truncated backpropagation through time*). `start_state` says whether a chunk starts from
-# the hidden state stored with it or from zero, as in the paper: you will compare the two below.
-# `previous_action` also shows the network the action before. `carry_state` can be switched off, so
-# that you can see what recurrence is worth: the same network then starts from zero at every step, in
-# acting and in learning. `reward_scale` multiplies rewards on their way into the buffer, so that values
-# stay small where every step pays 1.
+# All settings of DQN apply; a few say what a chunk is. `chunk_length` is how far the gradient
+# reaches back in time (*truncated backpropagation through time*). `start_state` says whether a
+# chunk starts from the hidden state stored with it or from zero, as in the paper: you will compare
+# the two below. `previous_action` adds the previous action to the input of the network. Switch off
+# `carry_state` to see what recurrence is worth: the same network then starts from zero at every
+# step, in acting and in learning. `reward_scale` multiplies rewards on their way into the buffer,
+# so that values stay small where every step pays 1.
 
 # %%
 #| export
@@ -679,9 +681,9 @@ class DRQNConfig(DQNConfig):
 # %% [markdown]
 # ## Observation preprocessing
 #
-# The input of the network is the observation, each entry times its factor, and the previous action as
-# a one-hot vector, since what was done explains a part of what is seen. At the start of an episode
-# there was no action, and that part is all zeros.
+# The input of the network is the observation, each entry multiplied by its factor in
+# `observation_scale`, and the previous action as a one-hot vector: what the agent did explains a
+# part of what it sees. At the start of an episode there was no action, and that part is all zeros.
 
 # %%
 #| export
@@ -712,12 +714,12 @@ assert inputs.tolist() == [[0.5, 2, 0, 0, 1]]
 # %% [markdown]
 # ## The agent
 #
-# What the agent carries from step to step is the network's hidden state and the previous action, both
-# zeroed where an episode starts. `act` moves the hidden state on whatever is played: a random action
-# is a part of the past, too. `observe` stores the hidden state from *before* the step.
-# `compute_gradients` starts both networks from that stored state, which an earlier Q-network computed,
-# and each goes on with its own parameters. (How wrong that start is, the next chapter measures.)
-# `update` does the same as DQN's, with chunks.
+# From step to step the agent carries the network's hidden state and the previous action, both
+# zeroed where an episode starts. `act` advances the hidden state whichever action is played: a
+# random action is a part of the past, too. `observe` stores the hidden state from *before* the
+# step. `compute_gradients` starts both networks from that stored state, which an earlier Q-network
+# computed, and each goes on with its own parameters. (The next chapter measures how wrong that
+# start is.) `update` does the same as DQN's, with chunks.
 
 # %%
 #| export
@@ -877,12 +879,12 @@ def train_drqn(config: DRQNConfig, progress: bool = True, callbacks: Callbacks =
 # sample a batch of chunks, each with its stored hidden state
 # unroll the Q-network and, without gradient, the target network from that state
 # compute targets, masked loss and gradients; clip the gradients
-# set the learning rate of this moment; make a step of Adam
+# set the current learning rate; make a step of Adam
 # every target_update_interval updates, move the target network
 # ```
 #
-# Two promises to check. With ε = 1 all actions are random, and the hidden state still moves as it does
-# when they are greedy. And where an episode starts the hidden state is reset, while the other
+# Two promises to check. With ε = 1 all actions are random, and the hidden state still advances as
+# it does with greedy ones. And where an episode starts the hidden state is reset, while the other
 # environments keep theirs:
 
 # %%
@@ -993,16 +995,16 @@ print(f"DQN {dqn_return:.0f}, DRQN {drqn_return:.0f}")
 assert dqn_return < 80 and drqn_return > 2 * dqn_return
 
 # %% [markdown]
+# (A single seed rises and falls a lot at this budget: see the wide band of the first figure.)
+#
 # ## A look inside: where are the velocities?
 #
-# (One seed rises and falls a lot at this budget: see the wide band of the first figure.)
-#
-# If it balances, something in its state should tell the velocities. Let it play, record its
-# recurrent state (64 numbers of $h$ and 64 of $c$) and the true velocities, and fit the velocities as
-# a *linear* function of the recurrent state. The fit uses some episodes and is judged on others; $R^2$
-# is 1 for a perfect fit and 0 for one that always predicts the mean. Beside it, on the same episodes:
-# the fit from the observation of that moment, and from the state of an *untrained* DRQN that sees the
-# same.
+# If the agent balances, its recurrent state should tell the velocities. Let it play, with a fifth
+# of the actions random, and record the true velocities and its state (64 numbers of $h$ and 64 of
+# $c$). Then fit the velocities as a *linear* function of the state. The fit uses some episodes and
+# is judged on others; $R^2$ is 1 for a perfect fit and 0 for one that always predicts the mean.
+# For comparison, fit them on the same episodes from the current observation alone, and from the
+# state of an *untrained* DRQN that reads the same inputs.
 
 # %%
 def record(agent: DRQN, untrained: DRQN, episodes: int) -> list[dict[str, np.ndarray]]:
@@ -1072,19 +1074,20 @@ axes[1].set_xlabel("time (s)")
 plt.show()
 
 # %% [markdown]
-# The state of the trained agent tells both velocities, and so does the untrained one: an LSTM with
-# random parameters also keeps a mixture of the last observations, and a linear fit unmixes it. So
-# finding the velocities in the state does not show that training put them there. One observation, in
-# contrast, tells nothing of the pole's. What training has to add is a head, and an LSTM that feeds it,
-# that turn them into Q-values.
+# Both velocities can be read from the state of the trained agent, and from that of the untrained
+# one as well: an LSTM with random parameters also keeps a mixture of the last observations, and a
+# linear fit unmixes it. So finding the velocities in the state does not show that training put
+# them there. A single observation, in contrast, tells nothing about the velocity of the pole. What
+# training has to add is a network that turns the velocities into Q-values.
 
 # %% [markdown]
 # ## What each part buys
 #
-# **How long must a chunk be?** In the T-maze of length 10 the turn is ten steps after the cue, so a
-# chunk must hold eleven. All agents below store the hidden state at the start of each chunk, so in
-# principle a short chunk could use what an earlier one put there. But nothing would train the earlier
-# one to put it there: the gradient of the turn ends at the start of its chunk, after the cue.
+# **How long must a chunk be?** In the T-maze of length 10 the turn is ten steps after the cue, so
+# a chunk must hold eleven steps. All agents below store the hidden state at the start of each
+# chunk, so in principle a short chunk could use what an earlier one put there. But nothing would
+# train the earlier one to put it there: the gradient of the turn ends at the start of its chunk,
+# after the cue.
 
 # %% tags=["hide-input"]
 result = load_result("results/drqn_tmaze.json")
@@ -1098,12 +1101,12 @@ print(made_by(result))
 plt.show()
 
 # %% [markdown]
-# A chunk of 16 holds cue and turn, and every seed learns. With chunks of 8 and of 4 the agent guesses
-# to the end: the hidden state may carry the cue by accident, but nothing trains the agent to keep it
-# or to use it.
+# A chunk of 16 holds cue and turn, and every seed learns. With chunks of 8 and of 4 the agent
+# guesses to the end: the hidden state may carry the cue by accident, but nothing trains the agent
+# to keep it.
 #
-# The same at length 40, with chunks of 64 steps, and beside it DQN at length 10: mean and 95 %
-# interval of five seeds.
+# Now a T-maze of length 40, with chunks of 64 steps, and for comparison DQN at length 10: mean and
+# 95 % interval of five seeds.
 
 # %% tags=["hide-input"]
 figure, ax = plt.subplots(figsize=(7, 3))
@@ -1122,8 +1125,8 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# With longer chunks, longer returns and more steps the longer corridor is solved as well; DQN guesses,
-# as it must.
+# With longer chunks, longer returns and more steps the longer corridor is solved as well; DQN can
+# only guess.
 #
 # **Zero or stored?** The paper starts each chunk from a hidden state of zeros. Storing it costs
 # 512 bytes a chunk. On CartPole without velocities, with chunks of 32 and of 8 steps (mean and 95 %
@@ -1146,11 +1149,12 @@ plt.show()
 # (The *interquartile mean*, IQM, is the mean of the middle half of the seeds.) At each length the
 # intervals of stored and zero overlap: neither difference is clear.
 #
-# **And the rest?** The same task and budget, chunks of 32 steps, with one part taken away at a time:
-# the recurrence (the hidden state starts from zero at each step), the previous action as an input, the
-# target network, Double, the 8-step returns (the shipped settings have 10), and the factor of 0.1 on
-# the rewards. DRQN is orange, what is left black, mean and 95 % interval of five seeds; below, the last
-# evaluations. A difference is called clear where the intervals of the two IQMs do not overlap.
+# **And the rest?** The same task and budget, chunks of 32 steps, with one part taken away at a
+# time: the recurrence (the hidden state starts from zero at each step), the previous action as an
+# input, the target network, Double, the 8-step returns (the shipped settings have 10), and the
+# factor of 0.1 on the rewards. DRQN is orange and the variant black: mean and 95 % interval of
+# five seeds. Below are the last evaluations. A difference is called clear where the intervals of
+# the two IQMs do not overlap.
 
 # %% tags=["hide-input"]
 result = load_result("results/drqn_parts.json")
@@ -1169,9 +1173,9 @@ draw_parts(plt.figure(), result, columns=3)
 plt.show()
 
 # %% [markdown]
-# **Recurrence** is what DRQN was built for, and here it is taken away alone: the same network, settings
-# and previous action, without what was seen before. **The scale of the rewards** matters as much: as
-# they are, discounted returns are up to 200, and the values have far to climb.
+# **Recurrence** is what DRQN was built for, and here it alone is taken away: network, settings and
+# previous action are the same. **The scale of the rewards** matters as much: without the factor,
+# discounted returns are up to 200, and the values have far to climb.
 #
 # At the end no other part helps beyond doubt. At the start two do: without **the previous action** or
 # with **1-step returns** the agent learns more slowly, as the column for 3,000 steps shows. It is a
@@ -1188,15 +1192,18 @@ plt.show()
 # | targets | 1-step, no Double | n-step inside the chunk, Double, both settings |
 # | exploration | ε to 0.1 | ε to 0.05 |
 #
-# The paper's numbers are from Atari games, some of them with half of the frames blanked, and cannot be
-# set beside ours.
+# The paper's numbers are from Atari games, some of them with half of the frames blanked, and
+# cannot be compared with ours.
 #
-# What this version does not claim: images, continuous actions, or learning what to carry over more
-# steps than a chunk has, as the T-maze above shows.
+# In the T-maze every action moves on and the previous action is an input, so the agent may also
+# carry the cue in its actions. The runs above do not separate this from the hidden state.
+#
+# Not covered: images, continuous actions, and learning what to carry over more steps than a chunk
+# has, as the T-maze above shows.
 #
 # ## Exercises
 #
-# **Exercise 1.** With `env_kwargs={"length": 10, "walk": True}` only a third action leads on. The
+# **Exercise 1.** With `env_kwargs={"length": 10, "walk": True}` only a third action moves on. The
 # shortest way still takes 11 steps. Is a chunk of 11 enough while the agent explores? What if
 # `final_epsilon` is 0.3?
 #
@@ -1204,10 +1211,10 @@ plt.show()
 # <summary>Solution</summary>
 #
 # A chunk must hold cue and turn, so the episode must not take a step more than 11. Two of three
-# actions do not lead on, so a step of the corridor fails with probability $\tfrac23 \varepsilon$; at
-# the junction one of three, the third action, does not turn. The episode fits with probability
-# $(1 - \tfrac23 \varepsilon)^{10} (1 - \tfrac13 \varepsilon)$: 70 % with ε = 0.05, and 10 % with 0.3.
-# Early in training, with ε near 1, hardly any episode fits.
+# actions do not move on, so a step of the corridor fails with probability $\tfrac23 \varepsilon$;
+# at the junction one of three, the third action, does not turn. The episode fits with probability
+# $(1 - \tfrac23 \varepsilon)^{10} (1 - \tfrac13 \varepsilon)$: 70 % with ε = 0.05, and 10 % with
+# 0.3. Early in training, with ε near 1, hardly any episode fits.
 #
 # ```python
 # from rlbook.envs import make_env
@@ -1274,9 +1281,9 @@ plt.show()
 # </details>
 
 # %% [markdown]
-# **Exercise 3: find the bug.** A colleague unrolls sequences that contain several episodes, and has
-# written this. Below, two batches differ only in their *first* episode. Which of the printed values
-# should be equal, and are those right that are?
+# **Exercise 3: find the bug.** A colleague unrolls sequences that contain several episodes, and
+# has written this. Below, two batches differ only in their *first* episode. Which of the printed
+# values should be equal? And are the ones that are equal correct?
 
 # %%
 def unroll_sequence(network: Any, obs: Tensor, state: Any, episode_start: Tensor) -> Tensor:
@@ -1341,11 +1348,10 @@ assert not torch.allclose(values[0][3:], values[1][3:], atol=0.01)
 # <details>
 # <summary>Solution</summary>
 #
-# The last two observations side by side: their difference is the velocity of the step before (times
-# 0.02 s). Atari
-# agents do this with four frames. It works whenever a fixed, short past is enough. In a T-maze of
-# length 10 you would need the last eleven, and with `walk` an agent that explores needs more: a
-# window has an end, while a recurrent network learns what to keep.
+# The last two observations side by side: their difference is the velocity of the step before
+# (times 0.02 s). Atari agents do this with four frames. It works whenever a fixed, short past is
+# enough. In a T-maze of length 10 you would need the last eleven, and with `walk` an agent that
+# explores needs more: a window has an end, while a recurrent network learns what to keep.
 #
 # ```python
 # from rlbook.envs import make_env

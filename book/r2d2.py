@@ -15,10 +15,11 @@
 # # R2D2: replaying what surprised you
 #
 # DRQN samples its chunks uniformly, and starts each from a hidden state that an older network
-# computed. R2D2, short for *Recurrent Replay Distributed DQN*, changes both. With prioritised replay
-# a chunk is sampled the more often, the larger its TD errors were. With *burn-in* the network of today
-# first reads a few steps of a chunk, and is trained on the rest. In this chapter you build the two on
-# top of [DRQN](drqn.ipynb), leave out what is distributed, and measure what each part is worth.
+# computed. R2D2, short for *Recurrent Replay Distributed DQN*, changes both. *Prioritised replay*
+# samples a chunk more often if its TD errors were larger. With *burn-in* the current network first
+# only reads a few steps of a chunk, and is then trained on the rest. In this chapter you build
+# both on top of [DRQN](drqn.ipynb), leave out the distributed part, and measure what each part is
+# worth.
 #
 # This is where the chapter ends: CartPole without velocities, 100,000 steps, mean and 95 % interval
 # over the seeds. The commands are printed with the figure.
@@ -67,10 +68,10 @@ assert sum(final) / len(final) >= 475 and min(final) >= 400
 plt.show()
 
 # %% [markdown]
-# DQN stays near 40. (DRQN without recurrence gets further, as [its ablations](drqn.ipynb) show: it still
-# has the previous action as an input, and DRQN's settings.) With recurrence nearly every seed balances.
-# Whether R2D2 is the better of the two, the figure does not tell: they differ in single seeds, R2D2
-# makes twice as many updates, and its settings were searched for (see the edges below).
+# DQN stays near 40. (DRQN without recurrence gets further, as [its ablations](drqn.ipynb) show: it
+# still has the previous action as an input, and DRQN's settings.) With recurrence nearly every
+# seed balances. The figure does not tell which of the two is better: they differ in single seeds,
+# R2D2 makes twice as many updates, and its settings were tuned on this task (see *Honest edges*).
 #
 # | | |
 # |---|---|
@@ -129,11 +130,11 @@ with tempfile.TemporaryDirectory() as folder:
 print(f"a network after {halfway.global_step:,} steps, and the same after {plain.global_step:,}")
 
 # %% [markdown]
-# **Stored hidden states go stale.** Let an episode run. The old network's hidden state after 40 steps
-# is what a chunk that starts there would have stored. How wrong are the later network's values if it
-# starts from it, compared with those it computes when it reads the episode from its first step? And if
-# it starts from zero? Each curve shows the mean difference of the values, relative to their size, after
-# the network has read some steps of the chunk.
+# **Stored hidden states go stale.** Play an episode. The old network's hidden state after 40 steps
+# is what a chunk that starts there would have stored. Let the new network read on from this state,
+# or from zero. How far are its values from those that it computes when it reads the episode from
+# its first step? Each curve shows the mean difference, relative to the size of the values, against
+# the number of steps that the network has read of the chunk.
 
 # %%
 def play(agent: DRQN, steps: int, episodes: int) -> Tensor:
@@ -228,16 +229,16 @@ assert tenth > 0.13
 # %% [markdown]
 # ## The sum tree
 #
-# Each of the $N$ chunks in the buffer has a priority $p_i > 0$, made from its TD errors (below). Sample
-# chunk $i$ with probability $P(i) = p_i^\alpha / \sum_j p_j^\alpha$; $\alpha$ between 0 (uniform) and 1
-# says how much priorities count. Laying the numbers $p_i^\alpha$ end to end and pointing at random would
-# do, but finding the chunk under the point takes a pass over all of them. A binary tree in which each
-# node holds the sum of its two children finds it in $\log_2 N$ steps: from the top down, go left if the
-# point is less than the left child's sum; else subtract that sum and go right. A new value changes only
-# the sums on its way up.
+# Each of the $N$ chunks in the buffer has a priority $p_i > 0$, made from its TD errors (below).
+# Sample chunk $i$ with probability $P(i) = p_i^\alpha / \sum_j p_j^\alpha$; $\alpha$ between 0
+# (uniform) and 1 says how much priorities count. You could lay the numbers $p_i^\alpha$ end to end
+# on a line and pick a random point, but finding the chunk under the point takes a pass over all of
+# them. A binary tree in which each node holds the sum of its two children finds it in $\log_2 N$
+# steps: from the top down, go left if the point is less than the left child's sum; else subtract
+# that sum and go right. A new value changes only the sums above it.
 #
-# The tree is one array: node 1 is the top, and node $i$ has the children $2i$ and $2i + 1$. All points
-# go down together, level by level.
+# The tree is one array: node 1 is the top, and node $i$ has the children $2i$ and $2i + 1$. `find`
+# takes all points down together, level by level.
 
 # %%
 #| export
@@ -293,8 +294,9 @@ assert tree.total == 8 and tree.find(np.array([0.5, 1.5, 4.5, 7.9])).tolist() ==
 #
 # $$w_i = \bigl(N\,P(i)\bigr)^{-\beta} \Big/ \max_j \bigl(N\,P(j)\bigr)^{-\beta} ,$$
 #
-# where $j$ runs over the batch. The correction is complete when $\beta$ has risen to 1 at the end of
-# training. Dividing by the largest keeps the weights from making steps larger.
+# where $j$ runs over the batch. The exponent $\beta$ says how much is corrected: nothing at 0, all
+# of it at 1. By default it rises from 0.4 to 1 in the course of training. Division by the largest
+# weight keeps all weights at most 1, so that none makes a step larger.
 
 # %%
 #| export
@@ -319,11 +321,11 @@ assert np.allclose(importance_weights(np.array([0.75, 0.25]), count=2, beta=1.0)
 # **Priorities.** Chunks are sampled in proportion to $p^\alpha$. A new chunk gets the highest priority
 # so far, so that it is seen soon; that number starts at 1 and never falls.
 #
-# **Burn-in.** The first `burn_in` steps of a chunk will only be read. At the start of an episode there
-# is nothing to read, and nothing needed: the hidden state is zero. So the first chunk of an episode
-# begins with that many *padded* steps, and every step of an episode can be trained. The network reads
-# the padding too, and its hidden state moves off zero; `episode_start` at the first valid step sets it
-# back. A chunk that has no valid step after its burn-in is not stored.
+# **Burn-in.** The first `burn_in` steps of a chunk are only read. At the start of an episode there
+# is nothing to read, and no need to: the hidden state is zero. So the first chunk of an episode
+# begins with that many *padded* steps, and every step of an episode can be trained. The network
+# reads the padding too, and its hidden state moves off zero; `episode_start` at the first valid
+# step sets it back. A chunk that has no valid step after its burn-in is not stored.
 #
 # **Overlap.** The next chunk of an episode repeats the last `overlap` steps of the one before. With as
 # much overlap as burn-in, each step is trained exactly once. The next chunk needs the hidden state
@@ -457,8 +459,9 @@ assert trained.tolist() == [0, 1, 2, 3, 4, 5, 6]
 assert chunks["state"][:, 0].tolist() == [0, 1, 4]  # the hidden state before steps 1 and 4
 
 # %% [markdown]
-# The same for an episode of twelve steps, with and without: pale steps are burn-in, strong ones are
-# trained, grey ones padded. With burn-in and no overlap, steps 3 and 4 (and 8 and 9) are never trained.
+# The same for an episode of twelve steps, with and without burn-in and overlap: pale steps are
+# burn-in, strong ones are trained, grey ones padded. With burn-in and no overlap, steps 3 and 4
+# (and 8 and 9) are never trained.
 
 # %% tags=["hide-input"]
 figure, axes = plt.subplots(1, 3, figsize=(9, 2.4), sharex=True)
@@ -479,8 +482,8 @@ axes[0].set_ylabel("chunk")
 plt.show()
 
 # %% [markdown]
-# Does the tree keep its promise? Time sampling 32 chunks and setting their priorities, from a thousand
-# to a million chunks, beside a pass over all priorities.
+# How fast is the tree? Time the sampling of 32 chunks and the setting of their priorities, with a
+# thousand to a million chunks in the buffer, for the tree and for a pass over all priorities.
 
 # %%
 def seconds_per_call(work: Any, calls: int) -> float:
@@ -524,24 +527,25 @@ assert with_tree[-1] / with_tree[0] < 20
 plt.show()
 
 # %% [markdown]
-# For a thousand chunks the tree has ten levels, for a million twenty. With few chunks the plain pass is
-# faster: NumPy adds a few thousand numbers in less time than Python takes to walk down a tree. At the
-# buffer size of this chapter, 5,000 chunks, its two lines would do; the tree pays from about the 100,000
-# chunks of the paper on.
+# For a thousand chunks the tree has ten levels, for a million twenty. With few chunks the plain
+# pass is faster: NumPy adds a few thousand numbers in less time than Python takes to walk down a
+# tree. At the buffer size of this chapter, 5,000 chunks, the two lines of the pass would do; the
+# tree pays from about the 100,000 chunks of the paper on.
 #
 # ## Value rescaling
 #
-# A return of 500 and one of 5 do not fit one learning rate. Instead of clipping rewards, R2D2 can
+# Returns of 500 and of 5 do not suit the same learning rate. Instead of clipping rewards, R2D2 can
 # learn the values on a squashed scale, with a function that is close to a square root and has an
 # exact inverse. (Here this is a setting, off by default; the ablations below switch it on.)
 #
 # $$f(x) = \operatorname{sign}(x)\bigl(\sqrt{|x| + 1} - 1\bigr) + 0.001\, x, \qquad
 #   y = f\bigl(G + \gamma^k\, (1 - \texttt{terminated})\, f^{-1}(Q^-)\bigr).$$
 #
-# Written like this, both directions subtract numbers that are almost equal when $x$ is small, and in
-# 32 bits the difference is lost. Multiply out: $\sqrt{|x| + 1} - 1 = |x| / (\sqrt{|x| + 1} + 1)$. For
-# the inverse let $y = f(x)$ and $\sqrt{|x| + 1} = 1 + d$. Then $0.001\, d^2 + 1.002\, d = |y|$, whose
-# positive root without a difference is
+# Written like this, $f$ subtracts numbers that are almost equal when $x$ is small, and in 32 bits
+# the difference is lost. The same happens in the usual form of its inverse. Multiply out:
+# $\sqrt{|x| + 1} - 1 = |x| / (\sqrt{|x| + 1} + 1)$. For the inverse let $y = f(x)$ and
+# $\sqrt{|x| + 1} = 1 + d$. Then $0.001\, d^2 + 1.002\, d = |y|$, whose positive root, written
+# without a difference, is
 #
 # $$d = \frac{2|y|}{1.002 + \sqrt{1.002^2 + 0.004\, |y|}}, \qquad
 #   f^{-1}(y) = \operatorname{sign}(y)\, d\,(d + 2).$$
@@ -596,12 +600,13 @@ assert ((rescale_inverse(rescale(x)) - x).abs() / x).max() < 1e-5
 # %% [markdown]
 # ## The loss
 #
-# The loss of DRQN, with a weight for each chunk, and the target on the squashed scale if asked:
+# The loss of DRQN, with a weight for each chunk, and the target on the squashed scale if
+# `rescaling` is on. With the TD errors $\delta = Q - y$:
 #
 # $$L = \frac{\sum_b w_b \sum_t m_{t,b}\, \delta_{t,b}^2}{\sum_{t,b} m_{t,b}}.$$
 #
-# ($f$ is increasing, so the best action is the same on both scales.) The TD errors $\delta$ are
-# returned as well, by step and chunk: the priorities come from them.
+# ($f$ is increasing, so the best action is the same on both scales.) The TD errors are returned as
+# well, by step and chunk: the priorities come from them.
 
 # %%
 #| export
@@ -677,10 +682,10 @@ assert np.allclose(sequence_priorities(td_error, mask, eta=0.9), [2.9, 1.0])
 # %% [markdown]
 # ## The settings
 #
-# `chunk_length` counts the burn-in. Burn-in, overlap, prioritised sampling and importance weights can
-# each be turned off: `burn_in=0`, `overlap=0`, `alpha=0`, `beta=0` with `beta_end=0`. Rescaling is off
-# until you say `value_rescaling=True`. An overlap longer than the steps that are trained is refused:
-# the second chunk of an episode would repeat padding of the first.
+# `chunk_length` counts the burn-in. Burn-in, overlap, prioritised sampling and importance weights
+# can each be turned off: `burn_in=0`, `overlap=0`, `alpha=0`, `beta=0` with `beta_end=0`.
+# Rescaling is off unless you set `value_rescaling=True`. An overlap longer than the steps that are
+# trained is refused: the second chunk of an episode would repeat padding of the first.
 
 # %%
 #| export
@@ -734,10 +739,11 @@ class R2D2Config(DRQNConfig):
 # %% [markdown]
 # ## The agent
 #
-# `update` is DRQN's. New are the buffer, `sample`, which samples by priority, and `compute_gradients`:
-# it burns in both networks, each with its own parameters and without a gradient, computes the loss of
-# the steps after, and stores the priority of each chunk, from the TD errors before the optimiser's
-# step. A TD error that is not finite stops the run before it reaches a priority or a parameter.
+# `update` is DRQN's. Three things are new: the buffer; `sample`, which samples by priority; and
+# `compute_gradients`. It burns in both networks, each with its own parameters and without a
+# gradient. Then it computes the loss of the steps after the burn-in, and stores new priorities,
+# made from the TD errors before the optimiser's step. A TD error that is not finite stops the run
+# before it reaches a priority or a parameter.
 
 # %%
 #| export
@@ -843,14 +849,14 @@ def train_r2d2(config: R2D2Config, progress: bool = True, callbacks: Callbacks =
 # burn in each network from the stored hidden state, without gradient
 # unroll both over the steps after, the target network without gradient
 # compute targets, weighted loss and gradients; write the new priorities
-# clip the gradients, set the learning rate of this moment, make a step of Adam
+# clip the gradients, set the current learning rate, make a step of Adam
 # every target_update_interval updates, move the target network
 # ```
 #
 # ## A live run
 #
-# CartPole without velocities, the same 24,000 steps that DRQN had above. Its shipped settings are those
-# of DRQN but for these; note that it makes twice as many updates:
+# CartPole without velocities, the same 24,000 steps that DRQN had above. R2D2's shipped settings
+# are those of DRQN except for these; note that it makes twice as many updates:
 
 # %% tags=["hide-input"]
 before, after = (kind.from_config("masked_cartpole").config for kind in (DRQN, R2D2))
@@ -918,7 +924,7 @@ assert counts[0] > 2 * counts.mean()
 
 # %% [markdown]
 # A priority was computed when its chunk was sampled last. Does it still mean anything? Here is the
-# stored priority against the one that the network of today would give, for chunks that have been
+# stored priority against the one that the current network would give, for chunks that have been
 # sampled before. (`compute_gradients` stores priorities, so a copy of the agent calls it.)
 
 # %%
@@ -945,17 +951,18 @@ plt.show()
 assert correlation > 0.5
 
 # %% [markdown]
-# It does: a chunk that had a high priority mostly still has one.
+# It does: a chunk that had a high priority mostly still has one. But this is the easy case: at the
+# end of a run the learning rate has fallen to almost 0, and the network hardly changes any more.
 #
 # ## What each part buys
 #
-# Each panel changes one part and leaves the rest: 24,000 steps, an update every 16 as in DRQN, five
-# seeds, mean and 95 % interval, R2D2 in green and the variant in black. A chunk without burn-in is 32
-# steps long, as many as are trained with it; *neither of the two* leaves out burn-in and overlap.
-# *Rewards as they are* leaves out the factor of 0.1 on the rewards, and *rescaling instead of the
-# factor* learns squashed values of them. Below are the last evaluations of the seeds and their
-# interquartile mean (IQM), the mean of the middle half. A difference is called clear where the 95 %
-# intervals of the two IQMs do not overlap.
+# Each panel changes one part and leaves the rest: 24,000 steps, an update every 16 as in DRQN,
+# five seeds, mean and 95 % interval, R2D2 in green and the variant in black. Without burn-in a
+# chunk has 32 steps, so that as many are trained as with it; *neither of the two* leaves out
+# burn-in and overlap. *Rewards as they are* leaves out the factor of 0.1 on the rewards, and
+# *rescaling instead of the factor* switches value rescaling on in its place. Below are the last
+# evaluations of the seeds and their interquartile mean (IQM), the mean of the middle half. A
+# difference is called clear where the 95 % intervals of the two IQMs do not overlap.
 
 # %% tags=["hide-input"]
 result = load_result("results/r2d2_masked_cartpole.json")
@@ -997,16 +1004,16 @@ plt.show()
 # | rewards | rescaled values, no clipping | × 0.1 on CartPole, rescaling as a setting |
 # | target network | a copy every 2,500 updates | moves 1 % at each update |
 #
-# The paper's results are scores on 57 Atari games, from far more frames than a laptop can play;
-# ours is a pole, and the two cannot be set side by side. What can be compared is on this task: RL
-# Zoo reports 500 for its recurrent PPO after 100,000 steps, from one run.
+# The paper's results are scores on 57 Atari games, from far more frames than a laptop can play,
+# and cannot be compared with ours. On this task RL Zoo reports 500 for its recurrent PPO after
+# 100,000 steps, from one run.
 #
-# The shipped settings for this task are the choice of at least six that were tried on it: other
-# discounts, buffer and batch sizes, final ε, and how often to update. The trials used some of the seeds
-# of the first figure, and several of the settings left aside had seeds that ended far below 400. So
-# expect a little less on new seeds, and another search on another task.
+# The shipped settings were chosen from at least six that were tried on this task, with other
+# discounts, buffer and batch sizes, final ε, and how often to update. The trials used some of the
+# seeds of the first figure, and some seeds of several rejected settings ended far below 400. So
+# expect a little less on new seeds, and search again on another task.
 #
-# What this version does not claim: images, continuous actions, acting in other processes.
+# Not covered: images, continuous actions, acting in other processes.
 #
 # ## Exercises
 #
@@ -1031,9 +1038,9 @@ plt.show()
 # </details>
 
 # %% [markdown]
-# **Exercise 2: find the bug.** A colleague picks the values at which the returns of the trained steps
-# end. The chunk below has 8 steps, 3 of them burn-in, and 2-step returns; the value at each observation
-# is its number in the chunk. What should be printed, and what is wrong?
+# **Exercise 2: find the bug.** A colleague's function picks the values from which the trained
+# steps bootstrap. The chunk below has 8 steps, 3 of them burn-in, and 2-step returns; the value at
+# each observation is its number in the chunk. What should be printed, and what is wrong?
 
 # %%
 def values_after(q: Tensor, bootstrap: Tensor, burn_in: int) -> Tensor:
@@ -1050,9 +1057,9 @@ print(values_after(q, bootstrap, burn_in=3).flatten().tolist())
 # <details>
 # <summary>Solution</summary>
 #
-# Steps 3 to 7 bootstrap at observations 5, 6, 7, 8 and 8. The indices in `bootstrap` count from the
-# start of the chunk, but `q` starts after the burn-in, so they must be shifted by it. The clamp, which
-# looks like care, hides the mistake: without it the index would be out of range.
+# Steps 3 to 7 bootstrap at observations 5, 6, 7, 8 and 8. The indices in `bootstrap` count from
+# the start of the chunk, but `q` starts after the burn-in, so they must be shifted by it. The
+# clamp looks careful but hides the mistake: without it the index would be out of range.
 #
 # ```python
 # def values_after(q: Tensor, bootstrap: Tensor, burn_in: int) -> Tensor:

@@ -14,11 +14,13 @@
 # %% [markdown]
 # # Recurrent PPO: a policy that remembers
 #
-# PPO's policy sees one observation at a time. Where one observation does not tell everything, it cannot act well,
-# however long it learns. In this chapter you put an LSTM in front of the policy and another in front of the value
-# network. The loss stays that of PPO. What changes is the data: a minibatch holds *sequences* of steps, with the
-# hidden state from which each one starts. At the end an agent that never sees a velocity balances the pole, where
-# PPO drops it within a second. The figure shows both on CartPole without velocities and in a T-maze.
+# PPO's policy sees one observation at a time. If one observation does not tell everything, it
+# cannot act well, however long it learns. In this chapter you put an LSTM in front of the policy
+# and another in front of the value network. The loss stays that of PPO. What changes is the data:
+# a minibatch holds *sequences* of steps, with the hidden state from which each one starts. At the
+# end an agent that never sees a velocity balances the pole, where PPO drops it within a second.
+# The figure shows both on CartPole without velocities and in a T-maze: mean and 95 % interval of
+# five seeds each.
 #
 # | | |
 # |---|---|
@@ -111,12 +113,10 @@ balancing, blind, mazes, _ = finals.values()
 assert np.mean(balancing) >= 350 and np.mean(blind) < 150 and np.mean(mazes) >= 0.95
 
 # %% [markdown]
-# Mean and 95 % interval of five seeds each.
-#
 # ## The problem
 #
-# `rlbook/MaskedCartPole-v0` shows the position of the cart and the angle of the pole, and neither velocity. Let PPO
-# learn it with the settings that solve CartPole when velocities are shown:
+# `rlbook/MaskedCartPole-v0` shows the position of the cart and the angle of the pole, and neither
+# velocity. Let PPO learn it with the settings that solve CartPole when velocities are shown:
 
 # %%
 reactive = PPO.from_config("cartpole", env_id=MASKED, total_steps=30_000, seed=0)
@@ -126,8 +126,8 @@ print(f"PPO balances for {reactive_return:.0f} of 500 steps")
 assert reactive_return < 150
 
 # %% [markdown]
-# Here is why. A pole that stands upright may be on its way to the left or to the right. The right push depends on
-# which, and both look the same:
+# Here is why. A pole that is upright may be moving to the left or to the right. The correct push
+# depends on the direction, but the observation is the same:
 
 # %%
 upright = np.zeros((1, 2), np.float32)  # position and angle
@@ -135,19 +135,20 @@ print("PPO, upright, whichever way it moves: push right with probability",
       reactive.probabilities(upright)[0, 1].round(2))
 
 # %% [markdown]
-# The answer must depend on what was seen before: $\pi(a_t \mid o_{\le t})$ in place of $\pi(a_t \mid o_t)$, and
-# $V(o_{\le t})$ in place of $V(o_t)$. As in [DRQN](drqn.ipynb), an LSTM carries the past in its hidden state
-# $(h_t, c_t)$. Policy and value network get one each.
+# The action must depend on what was seen before: $\pi(a_t \mid o_{\le t})$ in place of
+# $\pi(a_t \mid o_t)$, and $V(o_{\le t})$ in place of $V(o_t)$. As in [DRQN](drqn.ipynb), an LSTM
+# carries the past in its hidden state $(h_t, c_t)$. Policy and value network get one each.
 #
 # ## Sequences and their mask
 #
-# A rollout holds steps of several environments, and episodes end anywhere in it. An LSTM must read each episode from
-# its own start, so the rollout is cut into **sequences**: pieces of at most `sequence_length` steps of one episode.
-# They have different lengths, and an LSTM wants one rectangle. So short ones are *padded* with zeros at their end, and
-# a **mask** says which entries are steps.
+# A rollout holds steps of several environments, and episodes end anywhere in it. An LSTM must read
+# each episode from its own start, so the rollout is cut into **sequences**: consecutive steps of
+# one episode, at most `sequence_length` of them. They have different lengths, and an LSTM wants
+# one rectangle. So short ones are *padded* with zeros at their end, and a **mask** says which
+# entries are steps.
 #
-# All steps of a minibatch stand in one row, sequence after sequence, and `first` says where a sequence begins. By
-# hand, six steps in three sequences:
+# A minibatch is a flat list of steps, sequence after sequence, and `first` says where a sequence
+# begins. By hand, six steps in three sequences:
 #
 # | step | 0 | 1 | 2 | 3 | 4 | 5 |
 # |---|---|---|---|---|---|---|
@@ -159,7 +160,8 @@ print("PPO, upright, whichever way it moves: push right with probability",
 # $$\begin{pmatrix} 1 & 2 & 3 \\ 4 & 0 & 0 \\ 5 & 6 & 0 \end{pmatrix} \qquad
 #   m = \begin{pmatrix} 1 & 1 & 1 \\ 1 & 0 & 0 \\ 1 & 1 & 0 \end{pmatrix}$$
 #
-# Sequences are rows, so reading the rectangle row by row where the mask is 1 gives the six steps in their old order.
+# Sequences are rows, so reading the rectangle row by row where the mask is 1 gives the six steps
+# in their old order.
 
 # %%
 #| export
@@ -187,15 +189,17 @@ assert padded[mask].tolist() == [1, 2, 3, 4, 5, 6]  # and back
 # %% [markdown]
 # ## The model
 #
-# The LSTM reads the observations, and its output $h_t$ takes the place of the observation: the *head* is PPO's policy
-# or PPO's value network, imported. `step` is for acting: one observation, one hidden state, and the next. `forward` is
-# for learning: it pads, runs the LSTM once over all sequences, each from its own first hidden state, and throws the
-# padded entries away *before* the head. From there on there are only real steps, in one row, as PPO wants them. So
-# padding cannot enter the loss, the normalisation of the advantages or a metric.
+# The LSTM reads the observations, and its output $h_t$ takes the place of the observation: the
+# *head* is PPO's policy or PPO's value network, imported. `step` is for acting: from one
+# observation and one hidden state to the next. `forward` is for learning: it pads, runs the LSTM
+# once over all sequences, each from its own first hidden state, and throws the padded entries away
+# *before* the head. What is left is a flat batch of valid steps, as PPO expects. So padding cannot
+# enter the loss, the normalisation of the advantages or a metric.
 #
-# At first an LSTM forgets fast. Its parameters are small, so its forget gate is about $\sigma(0) = 0.5$: of what it
-# wrote into its cell, half is left after a step and $0.5^{10} = 0.001$ after ten. A gradient that has to come back the
-# same way is as small. `forget_bias` opens the gate: with 1 it starts at $\sigma(1) = 0.73$, and $0.73^{10} = 0.04$ is
+# Before training an LSTM forgets fast. Its parameters are small, so its forget gate is about
+# $\sigma(0) = 0.5$: of what it wrote into its cell, half is left after a step and
+# $0.5^{10} = 0.001$ after ten. A gradient shrinks by the same factor on its way back.
+# `forget_bias` opens the gate: with 1 it starts at $\sigma(1) = 0.73$, and $0.73^{10} = 0.04$ is
 # left after ten steps.
 
 # %%
@@ -269,8 +273,8 @@ with torch.no_grad():
 assert torch.allclose(together, torch.cat(one_by_one), atol=1e-6)
 
 # %% [markdown]
-# Nothing leaks from one episode into the next, forwards or backwards. The gradient of the last sequence with respect
-# to all six observations:
+# Nothing leaks from one sequence into another, forwards or backwards. The gradient of the last
+# sequence with respect to all six observations:
 
 # %%
 obs.requires_grad_()
@@ -281,10 +285,11 @@ assert not obs.grad[:4].any() and obs.grad[4:].all()
 # %% [markdown]
 # ## The rollout
 #
-# Where does a sequence start that begins in the middle of an episode? From the hidden state that the agent had there
-# when it acted. The buffer stores it at each step, zero where an episode starts. A sequence begins after an episode's
-# end and every `sequence_length` steps. By hand: one environment, eight steps, an episode that ends after step 2, and
-# sequences of four. They begin at 0 (the rollout), 3 (a new episode) and 4 (four steps are over).
+# A sequence may begin in the middle of an episode. Then it starts from the hidden state that the
+# agent had there when it acted. The buffer stores this state at each step; it is zero where an
+# episode starts. A sequence begins after an episode's end and every `sequence_length` steps of the
+# rollout. By hand: one environment, eight steps, an episode that ends with step 2, and a length of
+# four. Sequences begin at 0 (the rollout starts), 3 (a new episode) and 4 (four steps are over).
 
 # %%
 #| export
@@ -321,11 +326,13 @@ assert sequence_mask(first).sum(dim=1).tolist() == [3, 1, 4]
 # %% [markdown]
 # ## Settings
 #
-# PPO's, and those of the LSTMs. `hidden` are the layers of the heads, after the LSTM. A minibatch still has
-# `minibatch_size` steps. It is made of whole pieces of `sequence_length` steps, each with one sequence or more, so both
-# the rollout and the minibatch must divide into pieces. `start_state: zero` starts each sequence from zeros, whatever
-# the agent had: you will see below what that costs. `observation_scale` multiplies the observations, as in DQN, and
-# `forget_bias` is 0 by default, as in PyTorch.
+# PPO's, and those of the LSTMs. `hidden` are the layers of the heads, after the LSTM. The rollout
+# of each environment is cut into **pieces** of exactly `sequence_length` steps. A piece holds one
+# sequence, or several if episodes end in it. A minibatch has `minibatch_size` steps, as in PPO,
+# and is made of whole pieces. So `sequence_length` must divide both `num_steps` and
+# `minibatch_size`. `start_state: zero` starts each sequence from zeros, whatever state the agent
+# had: you will see below what that costs. `observation_scale` multiplies the observations, as in
+# DQN, and `forget_bias` is 0 by default, as in PyTorch.
 
 # %%
 #| export
@@ -362,13 +369,19 @@ class RecurrentPPOConfig(PPOConfig):
 # %% [markdown]
 # ## The agent
 #
-# `act` moves both hidden states on, and `observe` stores them from before the step. `finish_rollout` needs no loop over
-# time: the hidden state of each step is stored, so all steps are sequences of length one. The value of the true
-# successor is one step further from there, also where an episode was cut off. These values and log-probabilities are
-# those of the moment when the rollout was collected, because no parameter has moved since.
+# `act` advances both hidden states, and `observe` stores them from before the step.
+# `finish_rollout` needs no loop over time: the hidden state of each step is stored, so every step
+# is a sequence of length one. For the value of the next observation, also where an episode was
+# truncated, the value network reads one step further. These values and log-probabilities are those
+# at which the rollout was collected, because no parameter has changed since.
 #
+<<<<<<< HEAD
 # `shuffled` puts pieces in random order and leaves the steps of each in theirs, and `forward` reads sequences. The
 # rest of the learning is PPO's own: `batches`, `compute_gradients` with the clipped loss, and `update`.
+=======
+# `batches` shuffles pieces and leaves their steps in order. `compute_gradients` is PPO's, with
+# networks that read sequences. `update` is inherited.
+>>>>>>> read_b
 
 # %%
 #| export
@@ -500,8 +513,8 @@ def train_recurrent_ppo(
 #
 # ## Checks
 #
-# A rollout of a fresh agent, as it lies in the buffer and as the LSTM reads one minibatch of it. Each colour is an
-# episode, a black line begins a sequence, and grey is padding:
+# A rollout of a fresh agent, as it is in the buffer and as the LSTM reads one minibatch of it.
+# Each colour is an episode, a black line marks the start of a sequence, and grey is padding:
 
 # %%
 def fill_rollout(agent: PPO) -> None:
@@ -546,7 +559,8 @@ print({name: round(metrics[name].item(), 6) for name in ("approximate_kl", "clip
 assert abs(metrics["approximate_kl"].item()) < 1e-5 and metrics["clip_fraction"] == 0
 
 # %% [markdown]
-# The order of the pieces does not matter. The gradient of the minibatch, and of the same pieces backwards:
+# The order of the pieces does not matter. The gradient of the minibatch equals that of the same
+# pieces in reverse order:
 
 # %%
 def gradient(batch: SequenceBatch) -> Tensor:
@@ -560,9 +574,10 @@ backwards = torch.arange(256).view(-1, 32).flip(0).flatten()
 assert torch.allclose(gradient(minibatch), gradient(minibatch[backwards]), rtol=1e-3, atol=1e-6)
 
 # %% [markdown]
-# And the values are right where they are known. A reward of 1 for ever, cut off every 10 steps, is worth 10 with
-# $\gamma = 0.9$, at each step of an episode. An LSTM could count the steps and learn that nothing comes after the tenth:
-# then truncation would have been taken for termination.
+# And the values are right where they are known. The next environment pays 1 at every step and
+# truncates each episode after 10 steps. With $\gamma = 0.9$ every step is worth 10. If truncation
+# were taken for termination, the LSTM could count the steps and learn that nothing comes after the
+# tenth.
 
 # %%
 forever = RecurrentPPO("rlbook/ConstantReward-v0", hidden=(16,), lstm_units=16, num_steps=16, sequence_length=16,
@@ -579,8 +594,8 @@ assert np.allclose(found, 10, atol=1)
 # %% [markdown]
 # ## A live run: the T-maze
 #
-# A cue at the start of a corridor says which turn pays 1 at its end, ten steps later. PPO and recurrent PPO with
-# the same settings, but for the LSTM:
+# A cue at the start of a corridor says which turn pays 1 at its end, ten steps later. PPO and
+# recurrent PPO have the same settings, except for those of the LSTM:
 
 # %%
 began = time.process_time()
@@ -609,9 +624,9 @@ plt.show()
 # %% [markdown]
 # ## A look inside: what is kept
 #
-# Lead the trained agent down the corridor twice, once after each cue. Apart from the first observation it sees
-# the same. How far apart are the two hidden states of its policy at each step? And how far in the agent before it
-# learned?
+# Lead the trained agent down the corridor twice, once after each cue. Apart from the first
+# observation it sees the same. How far apart are the two hidden states of its policy at each step?
+# And how far apart are they in the agent before training?
 
 # %%
 def corridor(agent: RecurrentPPO) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -651,8 +666,9 @@ two.legend(loc="lower right")
 plt.show()
 
 # %% [markdown]
-# An LSTM with random parameters loses the cue, a constant factor at each step. Training has made it keep the cue. The right panel compares the values with what they should be if every turn is right: 1 discounted by the steps
-# that are left.
+# In an LSTM with random parameters the difference shrinks by about the same factor at each step:
+# it loses the cue. Training has made it keep the cue. The right panel compares the values with
+# what they should be if every turn is correct: 1, discounted by the steps that are left.
 #
 # ## A live run: CartPole without velocities
 #
@@ -678,8 +694,8 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# Two pasts that end in the same observation, an upright pole in the middle: it came from the left, or from the right.
-# PPO gives the same answer to both. What does the recurrent policy do?
+# Take two pasts that end in the same observation, an upright pole in the middle: it came from the
+# left, or from the right. PPO gives the same answer to both. What does the recurrent policy do?
 
 # %%
 def push_right(angles: np.ndarray) -> float:
@@ -697,7 +713,7 @@ print(f"push right: {to_the_right:.0%} if the pole moves to the right, {to_the_l
 assert to_the_right > to_the_left
 
 # %% [markdown]
-# It pushes the cart to where the pole is going. Watch it:
+# It pushes the cart in the direction in which the pole moves. Watch it:
 
 # %%
 env = make_env(MASKED, render_mode="rgb_array")
@@ -715,11 +731,12 @@ filmstrip(frames, times_shown)
 # %% [markdown]
 # ## What each part buys
 #
-# The T-maze again, five seeds each, with one part changed at a time. Wine is the whole algorithm, black the variant:
-# the line is the mean, the band its 95 % interval. Below, each dot is the last evaluation of a seed, the diamond their
-# interquartile mean (IQM), and the bar its 95 % interval. Episodes have 11 steps. A *piece of 16* often cuts an episode
-# between cue and turn, and the second part then starts from the stored hidden state, or *from zeros*. A *piece of 8* never
-# holds both.
+# The T-maze again, five seeds each, with one part changed at a time. The whole algorithm is
+# coloured, the variant black: the line is the mean, the band its 95 % interval. Below, each dot is
+# the last evaluation of a seed, the diamond their interquartile mean (IQM, the mean of the middle
+# half), and the bar its 95 % interval. Episodes have 11 steps. *Pieces of 16* often cut an episode
+# between cue and turn, and its second part then starts from the stored hidden state, or *from
+# zeros*. *Pieces of 8* never hold both.
 
 # %% tags=["hide-input"]
 parts = load_result("results/recurrent_ppo_parts.json")
@@ -734,19 +751,23 @@ for name, run in parts["runs"].items():
 assert min(parts["runs"]["all parts"]["final"]) >= 0.95
 
 # %% [markdown]
-# **The length of the pieces.** Pieces of 16 do as well as pieces of 64: enough of them hold cue and turn together.
-# With pieces of 8 none does. Three of five seeds end at chance, one of them after it had found the way. Two keep it,
-# though no gradient from a turn ever reached a cue. The stored hidden state carries a trace of the cue by itself, and the
-# turn can learn to read what happens to be there.
+# **The length of the pieces.** Pieces of 16 do as well as pieces of 64: enough of them hold cue
+# and turn together. With pieces of 8 none does. Three of five seeds end at chance, one of them
+# after it had found the way. Two end at 1, though they lost the way in between and no gradient
+# from a turn ever reached a cue. The stored hidden state carries a trace of the cue by itself, and
+# the turn can learn to read what happens to be there.
 #
-# **Stored or from zeros.** Both end at 1. From zeros it takes four to eight thousand steps in place of two to four: at the
-# turns of the episodes that were cut, the policy that learns cannot see the cue that the policy that acted had seen.
+# **Stored or from zeros.** Both end at 1. From zeros it takes four to eight thousand steps in
+# place of two to four: where an episode was cut, the turn is trained without the cue that the
+# policy had seen when it acted.
 #
-# **The forget bias.** Without it two seeds of five find the way, late. **The entropy bonus** makes no difference here.
+# **The forget bias.** Without it two seeds of five find the way, late. **The entropy bonus** makes
+# no difference here.
 #
-# **No recurrence** is the first figure: PPO stays where chance leaves it.
+# **No recurrence.** PPO in the first figure stays at chance.
 #
-# **More steps.** The same settings, with learning rate and clip range falling over 300,000 steps:
+# **More steps.** CartPole without velocities with the same settings as before, but learning rate
+# and clip range fall over 300,000 steps. Every seed still balances at the end:
 
 # %% tags=["hide-input"]
 long = load_result("results/recurrent_ppo_masked_cartpole_300k.json")
@@ -767,17 +788,17 @@ assert np.mean(final) >= 450
 # | one LSTM for policy and value network (A3C, OpenAI Five) | two | as in sb3-contrib; the value loss cannot disturb the policy |
 # | running statistics of the observations (RL Zoo) | fixed factors in the settings for CartPole | both sizes are known; `normalize_observations` is there, too |
 # | the previous action as an input (DRQN here) | observations alone | not needed on these tasks |
-# | sequences cut at one random step more in each epoch (sb3-contrib) | at fixed steps | simpler, and minibatches have the same size |
+# | one extra cut of the sequences at a random step in each epoch (sb3-contrib) | cuts at fixed steps | simpler, and minibatches have the same size |
 #
-# - **The first hidden state grows old.** In the second epoch, and after each update, the stored state is that of
-#   older parameters. [R2D2](r2d2.ipynb) burns in for that reason. Here the data is a few epochs old, and the start is
-#   taken as it is, as in sb3-contrib.
-# - **Gradients reach back `sequence_length` steps at most.** What must be kept for longer is learned only by luck, as
-#   the T-maze of [DRQN](drqn.ipynb) shows.
-# - `compile` is not for LSTMs, so it is refused.
-# - sb3-contrib 2.9.2 at the settings of the RL Zoo reached 500, 202 (normalised observations), 177 and 236 (not
-#   normalised) on masked CartPole after 100,000 steps, one seed each, measured on the same machine. The settings here
-#   are others, so this compares settings.
+# - **Stored hidden states go stale.** After the first update on a rollout its stored states are
+#   those of older parameters. [R2D2](r2d2.ipynb) burns in for that reason. Here the data is at
+#   most a few epochs old, and the stored state is used as it is, as in sb3-contrib.
+# - **Gradients reach back `sequence_length` steps at most.** What must be kept for longer is
+#   learned only by luck, as the pieces of 8 above show.
+# - `compile` is refused: PyTorch cannot compile an LSTM as a whole.
+# - sb3-contrib 2.9.2 at the settings of the RL Zoo reached 500, 202 (normalised observations), 177
+#   and 236 (not normalised) on masked CartPole after 100,000 steps, one seed each, measured on the
+#   same machine. The settings here are others, so this compares settings, not implementations.
 #
 # ## Exercises
 #
@@ -807,8 +828,9 @@ assert np.mean(final) >= 450
 # <details>
 # <summary>Solution</summary>
 #
-# The gradient of the turn with respect to what the LSTM did at the cue: the sequence of the turn starts from a stored
-# state, which is a constant.
+# It can learn to read a trace of the cue that is there by chance, but not to keep the cue. What is
+# missing is the gradient of the turn with respect to what the LSTM did at the cue: the sequence of
+# the turn starts from a stored state, which is a constant.
 #
 # ```python
 # network, obs = LSTMNetwork(2, 8, nn.Linear(8, 1)), torch.randn(11, 2, requires_grad=True)
@@ -823,9 +845,9 @@ assert np.mean(final) >= 450
 # </details>
 
 # %% [markdown]
-# **Exercise 3 (a planted bug).** A colleague likes time first, `(time, sequences)`, as PyTorch does by default. This
-# function trains without a complaint and the agent learns nothing. What is wrong? Below, each output should be close to
-# its observation.
+# **Exercise 3 (a planted bug).** A colleague likes time first, `(time, sequences)`, as PyTorch
+# does by default. With this function training raises no error, but the agent learns nothing. What
+# is wrong? Below, each output should equal its observation.
 
 # %%
 def read_with_a_bug(obs: Tensor, first: Tensor) -> Tensor:
@@ -843,10 +865,10 @@ print("in:", list(range(1, 7)), " out:", read_with_a_bug(torch.arange(1, 7), fir
 # <details>
 # <summary>Solution</summary>
 #
-# A mask picks entries row by row. With time first the rows are moments, so the steps come back in another order: all
-# first steps, then all second ones. Their log-probabilities are then compared with actions and advantages of other
-# steps. The ratio before the first update is not 1, which is how you would notice. Go back to sequences first before
-# you pick:
+# A mask picks entries row by row. With time first the rows are time steps, so the steps come back
+# in another order: all first steps, then all second ones. Each output is then paired with the
+# action and the advantage of another step. You would notice it because the ratio before the first
+# update is not 1. Go back to sequences first before you pick:
 #
 # ```python
 # def read_with_a_bug(obs: Tensor, first: Tensor) -> Tensor:
@@ -862,7 +884,8 @@ print("in:", list(range(1, 7)), " out:", read_with_a_bug(torch.arange(1, 7), fir
 # </details>
 
 # %% [markdown]
-# **Exercise 4.** Before the first update every ratio is 1. Is it still, if sequences start from zeros?
+# **Exercise 4.** Before the first update every ratio is 1. Is this still so if sequences start
+# from zeros?
 #
 # <details>
 # <summary>Solution</summary>
