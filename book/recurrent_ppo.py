@@ -375,13 +375,9 @@ class RecurrentPPOConfig(PPOConfig):
 # truncated, the value network reads one step further. These values and log-probabilities are those
 # at which the rollout was collected, because no parameter has changed since.
 #
-<<<<<<< HEAD
-# `shuffled` puts pieces in random order and leaves the steps of each in theirs, and `forward` reads sequences. The
-# rest of the learning is PPO's own: `batches`, `compute_gradients` with the clipped loss, and `update`.
-=======
-# `batches` shuffles pieces and leaves their steps in order. `compute_gradients` is PPO's, with
-# networks that read sequences. `update` is inherited.
->>>>>>> read_b
+# `shuffled` puts pieces in random order and leaves the steps of each in theirs, and `forward` reads
+# sequences. The rest of the learning is PPO's own: `batches`, `compute_gradients` with the clipped
+# loss, and `update`.
 
 # %%
 #| export
