@@ -17,8 +17,8 @@
 # In this chapter you build DrQ-v2, the algorithm that in 2021 learned to control a humanoid from images
 # alone, with replay and one graphics card. Its main idea fits in a line: **before you learn from an
 # image, shift it by a few pixels.** At the end you have an agent that observes 24 × 24 pixels and goes to
-# a goal after a few thousand steps, and one that swings up a pendulum from its image. Here is the second
-# one, beside the same agent without shifts:
+# a goal after a few thousand steps, and one that swings up a pendulum from its image. Here is the
+# second one, beside the same agent without shifts, each as a mean with its 95 % interval:
 
 # %% tags=["hide-input"]
 import numpy as np
@@ -79,9 +79,11 @@ from rlbook.sac import SAC
 # | Same as [SAC](sac.ipynb) | two critics, the smaller value in the target, Polyak averages, actions scaled to the bounds |
 # | Different from SAC | an encoder of images, random shifts, n-step returns; a deterministic actor with scheduled noise instead of entropy |
 #
-# DrQ is short for *data-regularized Q*. The first version put random shifts in front of SAC. The second
-# puts them in front of **DDPG**, which you can read as SAC with a deterministic actor and no entropy, and
-# adds what made DDPG work better in **TD3**: two critics, and a little noise on the target's action.
+# DrQ is short for *data-regularized Q*. The first version put random shifts in front of SAC. The
+# second puts them in front of **DDPG**, which you can read as SAC with a deterministic actor and no
+# entropy, and adds what made DDPG work better in **TD3**: two critics, and a little noise on the
+# target's action. Without entropy, $n$-step returns are simple: in SAC each of the $n$ steps would
+# need a bonus of its own.
 #
 # ## The problem: a network that memorises its images
 #
@@ -94,9 +96,9 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# You could put convolutions in front of it. But an agent has few images, a few thousand in which the same
-# scene comes again and again, and its networks have tens of thousands of parameters. They can fit the
-# values of all stored images without finding out what is in them.
+# You could put convolutions in front of it. But an agent has only a few thousand images, in which
+# the same scene comes again and again, and its networks have tens of thousands of parameters. They
+# can fit the values of all stored images without learning what is in them.
 #
 # You can see that without any reinforcement learning. Take 100 images of [PointReach](pixels.ipynb), and
 # let a small convolutional network predict the distance between the two discs. Then ask for the
@@ -162,7 +164,8 @@ memorised = fit_distances(images, distance)
 # By hand, a line of three pixels 1, 2, 3 and $p = 1$: padded it is 1 1 2 3 3, and the three crops are
 # 1 1 2, 1 2 3 and 2 3 3.
 #
-# The code is the equation for a whole batch: it computes which pixel each pixel comes from, and gathers.
+# The code is this equation for a whole batch: for each pixel it computes which pixel it comes from,
+# and gathers those.
 
 # %%
 #| export
@@ -227,16 +230,17 @@ assert plain["400 new images"] > 1.5 * moved["400 new images"]
 
 # %% [markdown]
 # The first network knows its 100 images by heart, and yet it is far off on the same images moved by a few
-# pixels. With shifts there are 8,100 images, too many to learn by heart in 1,000 updates, so the second
-# network has to find out what does not change when an image moves. It fits its 100 images worse, and is
-# much better on images that it has never seen. Below you will see the same in a critic.
+# pixels. With shifts there are 8,100 images, too many to learn by heart in 1,000 updates, so the
+# second network has to learn what does not change when an image moves. It fits its 100 images
+# worse, and is much better on images that it has never seen. Below you will see the same in a
+# critic.
 #
 # ## The model
 #
-# **The encoder** is a few convolutions. Two are on offer: `nature`, that of DQN (Mnih et al. 2015), and
-# `small`, three layers of 3 × 3 for small images. A layer turns a side of $x$ pixels into
-# $\lfloor (x - \text{kernel})/\text{stride} \rfloor + 1$. Going backwards from one last pixel gives the
-# smallest image that fits.
+# **The encoder** is a few convolutions. There are two to choose from: `nature`, that of the DQN
+# paper (Mnih et al. 2015), and `small`, three layers of 3 × 3 for small images. A layer turns a
+# side of $x$ pixels into $\lfloor (x - \text{kernel})/\text{stride} \rfloor + 1$. To find the
+# smallest image that fits, go backwards from one pixel at the end.
 #
 # By hand, for `small`: the last layer needs 3 pixels to make one; the second, with stride 2, needs
 # $2 \cdot 2 + 3 = 7$ to make three; the first $6 \cdot 2 + 3 = 15$ to make seven.
@@ -286,9 +290,10 @@ encoder = Encoder(channels=3, layers=ENCODERS["small"])
 assert encoder(images[:5]).shape == (5, 32 * 3 * 3)  # 24 -> 11 -> 5 -> 3 pixels
 
 # %% [markdown]
-# **Actor and critic** are two heads on the encoding, which is what the encoder returns. Each begins with
-# a *trunk* of its own: a linear layer, LayerNorm and tanh, which map the encoding to a few features in
-# $(-1, 1)$, whatever its scale. An encoding that is a thousand times as large gives the same features.
+# **Actor and critic** are two heads on the *encoding*, the output of the encoder. Each begins with
+# a *trunk* of its own: a linear layer, LayerNorm and tanh, which map the encoding to a few features
+# in $(-1, 1)$, whatever its scale. An encoding that is a thousand times as large gives the same
+# features.
 
 # %%
 #| export
@@ -351,10 +356,10 @@ assert actor(encoded).shape == (5, 2) and critic(encoded, actor(encoded).tanh())
 # %% [markdown]
 # ## Noise
 #
-# The actor is deterministic, so it explores by adding noise, with a standard deviation $\sigma$ that
-# falls linearly over the first steps. Updates add noise of the same $\sigma$ to the actor's action, but
-# there the noise is clipped, so that the action stays near the policy's own. In both cases the sum is
-# clamped to $[-1, 1]$.
+# The actor is deterministic, so the agent explores by adding noise to its action, with a standard
+# deviation $\sigma$ that falls linearly over the first steps. Updates also add noise of this
+# $\sigma$ to the actor's action, but there the noise is clipped, so that the action stays near the
+# policy's own. In both cases the sum is clamped to $[-1, 1]$; the equations below leave that out.
 #
 # One trap: `clamp` has no gradient where it clamps. An actor near a bound would get no gradient from the
 # samples whose noise points outwards, which is half of them. So the code returns the clamped value with
@@ -397,8 +402,8 @@ assert noisy.item() == 1.0 and action.grad.item() == 1.0  # clamped, and yet wit
 #   a' = \tanh \pi\bigl(f(s_{t+n})\bigr) + \operatorname{clip}(\text{noise})$$
 #
 # The loss is the mean squared TD error, summed over the critics:
-# $L_Q = \sum_i \operatorname{mean} \bigl(Q_i(f(s_t), a_t) - y\bigr)^2$. There is no target encoder: $f$ is
-# the newest one in both.
+# $L_Q = \sum_i \operatorname{mean} \bigl(Q_i(f(s_t), a_t) - y\bigr)^2$. There is no target encoder:
+# the same $f$ encodes both observations.
 #
 # By hand: reward 2, discount 0.5, next values 4 and 6 give $y = 2 + 0.5 \cdot 4 = 4$. The values 5 and 3
 # are off by 1 and −1, and the loss is $1 + 1 = 2$. If the step terminated, $y = 2$, the errors are 3 and
@@ -476,10 +481,9 @@ print(f"{loss.item():.2f}")
 assert abs(loss.item() + 2.95) < 1e-6
 
 # %% [markdown]
-# Who learns from which loss is the heart of DrQ-v2: **the critic loss trains the encoder, the actor loss
-# does not.** An actor that could change the encoder would change the input of its own
-# critic. So the actor gets *detached* encodings. After a backward pass through them, the encoder has no
-# gradient:
+# **The critic loss trains the encoder, the actor loss does not.** An actor that could change the
+# encoder would change the input of its own critic. So the actor gets *detached* encodings, and a
+# backward pass of its loss gives the encoder no gradient:
 
 # %%
 detached = encoder(images[:5]).detach()
@@ -497,8 +501,8 @@ assert all(parameter.grad is not None for parameter in actor.parameters())
 #
 # A *step* is one decision of the agent, which is one step of the wrapped environment. With an action
 # repeat of two, 4,000 steps are 8,000 of the pendulum. All settings count steps in this sense.
-# `reward_scale` multiplies the rewards that are learned from, and `actor_trains_encoder` is there for an
-# ablation.
+# `reward_scale` multiplies the rewards on their way into the buffer, and `actor_trains_encoder` is
+# there for an ablation.
 
 # %%
 #| export
@@ -558,8 +562,8 @@ class DrQv2Config(ReplayConfig):
 #
 # Observations must be images of bytes, and not too small for the encoder. (Where the channels come last,
 # they are [moved to the front](preprocess.ipynb).) And if the environment stacks frames, the
-# [replay buffer](pixels.ipynb) has to know how many, so that it stores each once: the wrapper `FrameStack`
-# says so.
+# [replay buffer](pixels.ipynb) has to know how many, so that it stores each once. The wrapper
+# `FrameStack` has this number as an attribute.
 
 # %%
 #| export
@@ -805,8 +809,9 @@ for name, value in DrQv2Config():
 # %% [markdown]
 # We play PointReach for 4,000 steps, once with shifts of up to four pixels and once without. Everything
 # else is the same, the seed included. After every 500 steps we evaluate, and keep the features of the 400
-# new images from above for later. For comparison: a controller that knows where both discs are moves each
-# coordinate by up to 0.2 a step towards the goal, and so we can compute its return for these images.
+# new images from above for later. For comparison we also compute the return of a controller that
+# knows where both discs are and moves each coordinate by up to 0.2 a step towards the goal, with
+# these images as starts.
 
 
 # %%
@@ -860,11 +865,11 @@ assert shifted_end["loss"] > plain_end["loss"]  # fits worse, acts better
 
 # %% [markdown]
 # Read both panels together. **The agent without shifts fits its replay better, and acts worse.** Its
-# critic loss ends lower, as the loss of the first network did in the problem section: the same images come
-# back pixel by pixel, so it can know them by heart. (The two agents have stored different steps and have
-# different targets, so the losses alone would prove nothing.)
+# critic loss ends lower, as the loss of the first network did in the problem section: exactly the
+# same images come back, so it can learn them by heart. (The two agents have stored different steps
+# and have different targets, so do not compare the losses alone.)
 #
-# One seed proves nothing. Here are ten, at the shipped 6,000 steps, mean and 95 % interval:
+# This is one seed. Here are ten, at the shipped 6,000 steps, mean and 95 % interval:
 
 # %%
 ten = load_result("results/drqv2_point_reach.json")
@@ -887,9 +892,9 @@ worst, best = min(ten["runs"]["with shifts"]["final"]), max(ten["runs"]["without
 assert worst > max(35, best) and gains.mean() > 8 and gap[-1] < gap_4000
 
 # %% [markdown]
-# Every seed with shifts ends above the best one without. In 4,000 steps the agent has seen 80 goals, and
-# more images should do some of the work of shifted ones. Indeed the gap is smaller at 6,000 steps than at
-# 4,000; exercise 2 goes on.
+# Every seed with shifts ends above the best one without. In 4,000 steps the agent has seen only 80
+# goals. With more steps, new images should do some of the work of the shifted ones. Indeed the gap
+# is smaller at 6,000 steps than at 4,000; exercise 2 continues to 12,000.
 #
 # ## What a shift does to Q
 #
@@ -929,9 +934,9 @@ figure.colorbar(drawn, ax=axes[1:], label="change of Q, relative", shrink=0.8)
 plt.show()
 
 # %% [markdown]
-# Each square is the value of one image at all 81 shifts (the mean of both critics), minus its mean over the
-# shifts, in units of the standard deviation between images. A value that depends on nothing but where the
-# discs are relative to each other would be white all over.
+# Each map is the value of one image at all 81 shifts (the mean of both critics), minus its mean
+# over the shifts, in units of the standard deviation between images. If the value depended only on
+# where the discs are relative to each other, the map would be white all over.
 #
 # ## Features over the course of training
 #
@@ -1000,9 +1005,9 @@ filmstrip([frame for name in runs for frame in first_steps(runs[name][0], seed=5
 # %% [markdown]
 # ## What each part buys
 #
-# Here each part is changed or taken away alone: PointReach, five seeds, the whole in sky blue and the
-# variant in black, mean and 95 % interval. Below are the last evaluations of all seeds with their
-# interquartile mean (IQM), the mean of the middle half.
+# Here one part is changed or taken away at a time, on PointReach with five seeds. The whole
+# algorithm is sky blue and the variant black, mean and 95 % interval. Below are the last
+# evaluations of all seeds with their interquartile mean (IQM), the mean of the middle half.
 #
 # | variant | what is different |
 # |---|---|
@@ -1035,8 +1040,9 @@ assert max(parts["runs"]["no shifts"]["final"]) < min(parts["runs"]["all parts"]
 # of the whole. **The saturation penalty** and **the target critic** seem to buy speed: without them the
 # mean at 3,000 steps is lower, in each case mostly because of one seed. (Without the penalty, that seed
 # has the return of an actor that sits in a corner.) At the end most of the difference is gone. **3-step
-# returns** seem to cost a little: 1-step returns end higher. Here every step has a reward and the goal is
-# close, so a longer return has nothing far away to bring closer; the paper's tasks are not like that.
+# returns** seem to cost a little: 1-step returns end higher. A likely reason: here every step has a
+# reward and the goal is close, so there is no distant reward that a longer return would reach
+# sooner.
 #
 # **The other six buy nothing here that five seeds could show**: noise that falls, that is clipped in
 # updates or that is there at all (500 random steps seem to be exploration enough), a delayed actor, a
@@ -1067,18 +1073,18 @@ assert with_shifts > without_shifts + 200 and with_shifts > -250
 # |---|---|---|
 # | 84 × 84, three frames, 24 tasks of the DeepMind Control Suite | 24 × 24 and 40 × 40, two small tasks | a laptop without a GPU |
 # | four convolutions of 32 channels, 3 × 3, strides 2, 1, 1, 1 | three of 16, 32, 32, strides 2, 2, 1; or that of DQN | a fraction of the work |
-# | hidden layers of 1,024, batches of 256 (512 for Walker) | 128 or 256, batches of 64 | the same |
+# | hidden layers of 1,024, batches of 256 (512 for Walker) | 128 or 256, batches of 64 | a fraction of the work |
 # | learning rate $10^{-4}$ ($8 \cdot 10^{-5}$ for Humanoid) | $10^{-3}$ and $5 \cdot 10^{-4}$ | thousands of steps in place of millions |
-# | noise 1 → 0.1 in 100,000, 500,000 or 2,000,000 steps | in 2,000 or 5,000 (Pendulum's run of 4,000 ends at 0.28) | the same |
-# | 2,000 steps with random actions at the start | 500 | the same |
+# | noise 1 → 0.1 in 100,000, 500,000 or 2,000,000 steps | in 2,000 or 5,000 (Pendulum's run of 4,000 ends at 0.28) | thousands of steps in place of millions |
+# | 2,000 steps with random actions at the start | 500 | thousands of steps in place of millions |
 # | $\gamma = 0.99$, episodes of 500 steps | 0.9 and 0.98, episodes of 50 and 100 steps | short tasks |
 # | rewards as they are | those of Pendulum times 0.1 | they go down to −32 a step |
 # | actor and critic updated every second step | critic every second step or every step, actor half as often (`policy_delay`) | cheaper, and the critic leads |
 # | the images are encoded once; the actor loss takes these encodings, from before the critic's step, detached | `actor_gradients` encodes them again, with the encoder after that step | each loss is one function of a batch; it costs one forward pass of the encoder per actor update, 5 to 7 % of the time of our updates on one core |
 # | no penalty on saturated actions | $\lambda = 0.01$ | a seed may sit in a corner for thousands of steps |
-# | shifts by `grid_sample`, on floats | by indexing, on bytes | the same pixels |
+# | shifts by `grid_sample`, on floats | by indexing, on bytes | simpler, with the same pixels |
 # | orthogonal weights everywhere | in the convolutions | the heads are those of earlier chapters |
-# | buffer of 1,000,000 transitions | all that the run sees | |
+# | buffer of 1,000,000 transitions | all that the run sees | shorter runs |
 # | pad 4 of 84 pixels | 4 of 24, and 2 of 40 | found by trial |
 #
 # - The same as in the paper: two critics, $n = 3$ (there 1 for Walker), $\tau = 0.01$, 50 features (100 for
@@ -1193,7 +1199,7 @@ assert with_shifts > without_shifts + 200 and with_shifts > -250
 # <summary>Solution</summary>
 #
 # Override `make_encoder`. Any module will do that takes images of bytes and returns encodings `(batch,
-# inputs)`; actor and critic ask it how many.
+# inputs)`; `build` finds out how many.
 #
 # ```python
 # class Scale(nn.Module):

@@ -41,7 +41,7 @@ for env_id, every in (("rlbook/PointReach-v0", 1), ("rlbook/PendulumPixels-v0", 
     for _ in range(7 * every):
         images.append(env.step(env.action_space.sample())[0])
     env.close()
-    zoom = 240 // images[0].shape[1]  # both as large as each other
+    zoom = 240 // images[0].shape[1]  # both at the same size
     frames = [image[-3:].transpose(1, 2, 0) for image in images[::every]]
     shown += [frame.repeat(zoom, 0).repeat(zoom, 1) for frame in frames]
 filmstrip(shown)
@@ -76,7 +76,7 @@ from rlbook.replay import NStepAccumulator, make_transitions, transition_dtype
 # Take the pendulum. As numbers its state is three floats, and one of them is the speed. Its image, even
 # shrunk to 40 × 40 pixels, is 4,800 bytes, and a single image does not show the speed. So an observation
 # is the last three images, and then a transition, with observation and next observation, takes 28,800
-# bytes. A buffer of a million of them, the size that DrQ-v2 uses, is
+# bytes. A buffer of a million of them, the size in the DrQ-v2 paper, takes
 
 # %%
 frame_bytes = 3 * 40 * 40
@@ -91,11 +91,11 @@ assert naive == 28_800 and naive == 6 * frame_bytes
 #
 # ## PointReach: a task drawn in NumPy
 #
-# The smallest task that needs a camera: a blue disc has to reach an orange one. Both start anywhere in
-# the square from −1 to 1. The action is a velocity, at most 0.2 a step along each axis. The reward is 1
-# minus the distance after the step, and a time limit truncates the episode after 50 steps. So the return
-# of an episode is 50 minus the sum of its distances. Nothing moves by itself: one image shows the whole
-# state.
+# This is a very small task for a camera: a blue disc has to reach an orange one. Both start
+# anywhere in the square from −1 to 1. The action is a velocity, at most 0.2 a step along each axis.
+# The reward is 1 minus the distance after the step, and a time limit truncates the episode after 50
+# steps. So the return of an episode is 50 minus the sum of its distances. Nothing moves by itself:
+# one image shows the whole state.
 #
 # How do you draw a disc whose centre is between pixels? Let $R$ be its radius and $\rho$ the distance
 # from its centre to the centre of a pixel, both in pixels. Then the disc covers a fraction of that pixel
@@ -242,9 +242,9 @@ assert not is_image(Box(0, 255, (3, 24, 24), np.uint8))  # channels first
 assert not is_image(gym.make("Pendulum-v1").observation_space)
 
 # %% [markdown]
-# The wrapper takes the observation, if that is an image, and what the environment renders otherwise.
-# It crops the middle first, if asked, because the margin of an image is often empty. Then it multiplies
-# by the matrix above from the left (height) and by its transpose from the right (width).
+# The wrapper takes the observation if that is an image, and otherwise what the environment renders.
+# First, if asked, it keeps only the middle, because the margin of an image is often empty. Then it
+# multiplies by the matrix above from the left (height) and by its transpose from the right (width).
 
 # %%
 #| export
@@ -303,14 +303,16 @@ plt.show()
 env.close()
 
 # %% [markdown]
-# Look at the arrow: **Gymnasium's renderer draws the torque of the last action.** So the image shows
-# the agent what it has just done. It does not show how fast the pendulum turns, so we leave it in.
+# Look at the arrow: **Gymnasium's renderer draws the torque of the last action.** So the image
+# shows the agent what it has just done. We leave the arrow in, since it does not show how fast the
+# pendulum turns.
 #
 # ## Action repeat
 #
-# Neighbouring frames differ little, and each decision of the agent costs a forward pass. So each action
-# is often taken several times in a row, and its rewards are added. By hand: with a repeat of 3 and the rewards 1, 2, 3, 4, an episode
-# that ends after its fourth step has two decisions, with the rewards $1 + 2 + 3 = 6$ and $4$.
+# Neighbouring frames differ little, and each decision of the agent costs a forward pass. So each
+# action is often taken several times in a row, and its rewards are added. By hand: with a repeat of
+# 3 and the rewards 1, 2, 3, 4, an episode that ends after its fourth step has two decisions, with
+# the rewards $1 + 2 + 3 = 6$ and $4$.
 
 # %%
 #| export
@@ -471,10 +473,11 @@ for kwargs in ({"env_id": "rlbook/OneStep-v0"}, {"env_id": "Pendulum-v1", "size"
 # %% [markdown]
 # ## Each frame once
 #
-# Now the memory. Three frames in an observation, and two observations in a transition: each frame
-# would be stored up to six times. Instead give each frame a **number**, counted from 0 in the order of
-# arrival. The frames are in a circular buffer, number $i$ at the index $i \bmod \text{capacity}$, and a
-# stored transition holds numbers only: which frames make its observation, and which its next one.
+# Now the memory. With three frames in an observation and two observations in a transition, each
+# frame would be stored up to six times. Instead give each frame a **number**, counted from 0 in the
+# order of arrival. The frames are in a circular buffer, number $i$ at the index
+# $i \bmod \text{capacity}$, and a stored transition holds numbers in place of images: those of the
+# frames of its observation and of its next one.
 #
 # By hand, with stacks of two and an episode of three steps: the frames are 0, 1, 2, 3. The first
 # observation is frame 0 twice.
@@ -558,19 +561,21 @@ check_stacks(before, after, channels=1)
 # %% [markdown]
 # ## Frames that are overwritten
 #
-# Each end of an episode costs an extra frame, so a frame can be overwritten while a stored transition
-# still needs it. Then the buffer drops its oldest transitions early: `size` counts those that still
-# have all their frames.
+# Each episode stores one frame more than it has transitions, so a frame can be overwritten while a
+# stored transition still needs it. Then the buffer drops its oldest transitions early: `size` counts
+# those that still have all their frames.
 #
 # Is the oldest stored transition always the one with the oldest frame? Almost. A transition is stored
 # when its $n$-step return is complete. At the end of an episode several are complete at once, while those
-# of another environment wait for up to $n$ steps. So one that is stored later may need an older frame.
-# How much older? It waited `n_step` steps, and its stack reaches back by `frame_stack` more. In each of
-# these steps every environment writes one frame, and at most `frame_stack` more where an episode starts.
-# So transitions are dropped that many frames early, and the circular buffer of frames is that much
-# larger.
+# of another environment wait for up to $n$ steps. So one that is stored later may need an older
+# frame. How much older? It waited up to `n_step` steps, and its stack reaches back by up to
+# `frame_stack` more. In each of these steps every environment writes at most `1 + frame_stack`
+# frames: one for the step, and a stack where an episode starts. Environments times frames times
+# steps is the *slack*. Transitions are dropped that many frames early, and the circular buffer of
+# frames is that much larger. (It also has room for one first frame of each environment.)
 #
-# By hand: two environments, stacks of three and three-step returns make $2 \cdot 4 \cdot 6 = 48$ frames.
+# By hand: two environments, stacks of three and three-step returns make
+# $2 \cdot (1 + 3) \cdot (3 + 3) = 48$ frames.
 
 # %%
 #| export
@@ -585,8 +590,8 @@ assert frame_slack(num_envs=2, frame_stack=3, n_step=3) == 48
 # ## The buffer
 #
 # The rest is as in [replay](replay.ipynb). `add` stores one step of all environments: it writes the new
-# frames, makes transitions of their numbers, and passes them through the $n$-step accumulator, which
-# does not care that an observation is now a list of numbers. `sample` draws stored transitions and
+# frames, makes transitions of their numbers, and passes them through the $n$-step accumulator,
+# which works with numbers of frames as it does with images. `sample` draws stored transitions and
 # returns them with whole observations, so an update cannot tell this buffer from the other.
 
 # %%

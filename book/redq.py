@@ -81,10 +81,9 @@ print(made_by(sac_stored))
 print("REDQ at the end, seed by seed:", [round(x) for x in stored["runs"]["REDQ"]["final"]])
 
 # %% [markdown]
-# Do not credit the ensemble yet. Two critics with ten updates for each step do nearly as well. (This is
-# REDQ with N = 2: its actor, too, maximises the mean and is updated five times for each step.) On
-# Pendulum more updates help, and the figure is no evidence for the ensemble. The next section says why
-# many updates can still be dangerous.
+# Do not credit the ensemble yet. Two critics with ten updates for each step do nearly as well.
+# (They are REDQ with an ensemble of two.) So on Pendulum more updates help, and the figure is no
+# evidence for the ensemble. The next section says why many updates can still be dangerous.
 #
 # | | |
 # |---|---|
@@ -99,7 +98,7 @@ print("REDQ at the end, seed by seed:", [round(x) for x in stored["runs"]["REDQ"
 #
 # Critics have errors, and an actor that maximises them moves to where the error is positive. How large
 # is the effect? Take 20 actions that are all worth 0, and critics whose errors are standard normal
-# numbers. Let the actor choose, and look at the value that the target then has:
+# numbers. The actor chooses the action with the highest value. How high is that value on average?
 
 # %%
 SHAPE = (20_000, 20, 10)  # samples, actions, critics
@@ -149,10 +148,10 @@ chosen = random_subset(4, 2, generator)
 torch.testing.assert_close(critics(obs, action, chosen), critics(obs, action)[:, chosen])
 
 # %% [markdown]
-# How low is the target in general? Let the error of each critic be a standard normal number. Draw the
-# errors of $N$ critics and average the smallest of $M$ over all subsets. Many updates, each with its
-# own subset, would give this average: it is the error of the target. Repeat it 20,000 times for its
-# mean and its spread. For $M = 2$ the mean is known: $-1/\sqrt\pi = -0.56$.
+# How low is the target in general? Draw the errors of $N$ critics, again standard normal numbers,
+# and average the smallest of $M$ over all subsets. This is the error that the target has on average
+# over many updates, each with its own subset. The figure shows the mean and the standard deviation
+# of this error over 20,000 draws. For $M = 2$ the mean is known: $-1/\sqrt\pi = -0.56$.
 
 # %%
 def subset_minimum(errors: np.ndarray, size: int) -> np.ndarray:
@@ -172,7 +171,7 @@ for size in (1, 2, 5):
     left.plot(sizes, [x.mean() for x in found], marker="o", label=f"M = {size}")
     right.plot(sizes, [x.std() for x in found], marker="o", label=f"M = {size}")
 left.set(xlabel="critics N", ylabel="mean error of the target")
-right.set(xlabel="critics N", ylabel="its standard deviation")
+right.set(xlabel="critics N", ylabel="standard deviation of the error")
 right.legend()
 assert abs(subset_minimum(more_errors[:, :10], 2).mean() - -1 / math.sqrt(math.pi)) < 0.02
 
@@ -197,9 +196,9 @@ print(f"error of REDQ's target: {redq_error:.2f}, of SAC's: {two_critics:.2f}")
 assert abs(redq_error) < 0.1 < two_critics
 
 # %% [markdown]
-# Nearly 0. Two effects work against each other, a maximum that is too high and a minimum that is too
-# low, and here they cancel. Elsewhere they need not, but you can set them: a larger $M$ lowers the
-# minimum, and a larger $N$ leaves the actor smaller errors to find.
+# Nearly 0. Two effects work against each other, a maximum that is too high and a minimum that is
+# too low, and here they cancel. In another task they need not, but two settings change them: a
+# larger $M$ lowers the minimum, and a larger $N$ leaves the actor smaller errors to find.
 #
 # ## The loss
 #
@@ -317,14 +316,15 @@ assert len(set(chosen)) == 6
 # | 4 | at every `policy_delay`-th update: $a = \tanh(\mu(s) + \sigma(s)\,\epsilon)$, a gradient step of the actor on $\operatorname{mean}\bigl[\alpha\log\pi(a \mid s) - \tfrac1N\sum_i Q_i(s, a)\bigr]$, and one of $\log\alpha$ | `actor_value`, `actor_loss`, `alpha_loss` |
 # | 5 | $\theta^-_i \leftarrow \theta^-_i + \tau\,(\theta_i - \theta^-_i)$ | `polyak_update` |
 #
-# The paper updates the actor once, after the loop. With `policy_delay` equal to UTD, the last pass does
-# it.
+# The paper updates the actor once, after the loop. Here, with `policy_delay` equal to UTD, it is
+# updated in the last repetition.
 #
 # ## A live run
 #
-# Pendulum for 2,000 steps, with five critics and, so that it ends while you watch, five updates for
-# each step, of the actor as well (`policy_delay=1`). SAC has the same steps and settings, but one
-# update for each step. So the two differ in the ensemble *and* in the number of updates.
+# Pendulum for 2,000 steps, with five critics. So that it ends while you watch, there are only five
+# updates for each step, each of them of the actor as well (`policy_delay=1`). SAC has the same
+# steps and settings, but one update for each step. So the two differ in the ensemble *and* in the
+# number of updates.
 
 # %%
 PENDULUM: dict[str, Any] = {"hidden": (64, 64), "lr": 1e-3, "batch_size": 128,
@@ -386,7 +386,7 @@ assert at_seen < np.median(spread)
 # | N = 2 | two critics, both in every target | three critics, and with them the random subset |
 # | M = 1 | one random critic in each target | the minimum in the target |
 # | UTD 1 | one update for each step, of critics and actor | nine of ten critic updates, four of five actor updates |
-# | M = 5 | all five critics in every target | the random subset |
+# | M = 5 | all five critics in every target, as in Maxmin Q-learning (Lan et al. 2020) | the random subset |
 # | actor on the minimum | an actor that maximises the smallest value, as in SAC | the mean in the actor's loss |
 #
 # REDQ is pink, the variant black, mean and 95 % interval of five seeds; below are the last
@@ -408,16 +408,17 @@ for name, row in stored["runs"].items():
 #
 # ## Are the critics right?
 #
-# The paper's own question is about bias: the mean value of all critics for a state and an action, minus
-# the discounted return, entropy bonus included, that the policy then gets. It is asked on Hopper, a leg
-# of four parts that has to hop forward without falling (extra `mujoco`), where values are large enough
-# to go wrong. `book/results/redq_bias.py` trains three agents for 2,250 steps, five seeds each: SAC with
-# one update for each step, SAC with twenty, and REDQ with N = 10 and twenty, all with 64 units and
-# batches of 64, and with the actor updated once for each step. Every 250 steps it plays ten episodes
-# with the current policy, and compares at every step that was visited. The first point, at step 250, is
-# before any update. An episode that a time limit cuts lacks the rewards after it, so only its first half
-# counts. The paper divides by the mean return; here the differences are raw, since returns near zero
-# would make them explode.
+# The paper also asks how large the bias of the critics is: the mean value of all critics for a
+# state and an action, minus the discounted return, entropy bonus included, that the policy then
+# gets. We measure it on one of the paper's tasks, Hopper: a leg of four parts that has to hop
+# forward without falling (`pip install 'rlbook[mujoco]'`). `book/results/redq_bias.py` trains three
+# agents for 2,250 steps, five seeds each: SAC with one update for each step, SAC with twenty, and
+# REDQ with N = 10 and twenty. All have 64 units and batches of 64, and update the actor once for
+# each step. Every 250 steps the script plays ten episodes with the current policy, and takes the
+# difference at every step. The first point, at step 250, is before any update. Where a time limit
+# cuts an episode, the rewards after it are missing, so only the first half of that episode counts.
+# The paper divides the differences by the mean return; here they are raw, since a return near zero
+# would make the ratio explode.
 
 # %%
 found = json.loads((RESULTS / "redq_bias.json").read_text())

@@ -16,10 +16,10 @@
 #
 # A motor has no list of actions to choose from: it can push with 0.31 or with 0.32. In this chapter
 # you build *soft actor-critic* (SAC), which learns such actions. One network, the actor, outputs a
-# whole distribution over actions. Two others, the critics, estimate what an action is worth. And a
-# learned coefficient keeps the policy as random as you ask. At the end it swings up a pendulum and
-# holds it there. The figure shows five runs of it, and the score of a run in the RL Zoo, a public
-# collection of trained agents.
+# whole distribution over actions. Two others, the critics, estimate what an action is worth. A
+# learned coefficient keeps the policy as random as you ask. At the end the agent swings up a
+# pendulum and holds it there. The figure shows the mean of five runs with its 95 % interval, and
+# the score of one run in the RL Zoo, a public collection of trained agents.
 
 # %% tags=["hide-input"]
 #| export
@@ -90,8 +90,8 @@ print("last evaluation of each of five seeds:", *final.round().astype(int))
 assert final.min() >= -300  # random torques score about -1200
 
 # %% [markdown]
-# At the end every seed swings the pole up and holds it there, after half of the steps of the RL Zoo's
-# run.
+# At the end every seed swings the pole up and holds it there, with half of the steps of the RL
+# Zoo's run.
 #
 # | | |
 # |---|---|
@@ -117,7 +117,7 @@ except ValueError as error:
 # %% [markdown]
 # One way out is to cut each action dimension into a few levels. For one dimension that works. For
 # $d$ dimensions of five levels it takes $5^d$ outputs, and the agent has to try each of them. `Aim`
-# is the smallest environment that shows it. You see a point $x$, and the reward says how far your
+# is the smallest environment that shows this. You see a point $x$, and the reward says how far your
 # action was from it: $r = -\operatorname{mean}_i (a_i - x_i)^2$. Random actions score $-\tfrac23$,
 # since the difference of two uniform numbers in $[-1, 1]$ has the variance $\tfrac13 + \tfrac13$.
 # (With five levels it is $-\tfrac56$, since those have the variance $\tfrac12$.)
@@ -168,11 +168,12 @@ assert dqn_scores[0] > -0.1 and dqn_scores[-1] < -0.5
 
 # %% [markdown]
 # With one dimension DQN is about as good as five levels can be: the nearest level is off by at most a
-# quarter, $-\tfrac1{48} \approx -0.02$ on average. With five dimensions it has three outputs for every
-# step that it took. All rewards are negative, so the values of the actions that it tried are pushed
-# below zero, while the others stay near it. The largest of the 3,125 values then belongs to an action
-# that it has hardly tried, or never, and that is no better than chance. A robot has ten action
-# dimensions and more. Remember these scores: SAC gets the same number of steps below.
+# quarter, which scores $-\tfrac1{48} \approx -0.02$ on average. With five dimensions there are
+# 3,125 actions and 1,000 steps to try them. All rewards are negative, so the values of the actions
+# that were tried are pushed below zero, while the others stay near it. The largest value then
+# belongs to an action that was tried rarely or never, which is no better than chance. Many robots
+# have ten action dimensions or more. Remember these scores: SAC gets the same number of steps
+# below.
 
 # %% [markdown]
 # ## The actor: a squashed Gaussian
@@ -185,10 +186,10 @@ assert dqn_scores[0] > -0.1 and dqn_scores[-1] < -0.5
 # gradient with respect to the action can flow back into the network. This is the *reparameterisation
 # trick*.
 #
-# SAC also needs the log-probability of the action that it sampled (strictly, the log of its density).
-# Where tanh is flat it crowds many $u$ into few $a$, so the density of $a$ is that of $u$ divided by
-# the derivative of tanh, $1 - \tanh^2 u$. In logs that is a difference, summed over the dimensions; the
-# term that is subtracted is called the *log-det of tanh*:
+# For the entropy below, SAC also needs the log-probability of the sampled action (strictly, the log
+# of its density). Where tanh is flat it crowds many $u$ into few $a$, so the density of $a$ is that
+# of $u$ divided by the derivative of tanh, $1 - \tanh^2 u$. In logs that is a difference, summed
+# over the dimensions; the term that is subtracted is called the *log-det of tanh*:
 #
 # $$\log \pi(a \mid s) = \sum_i \Bigl[-\tfrac12 \epsilon_i^2 - \log \sigma_i - \tfrac12 \log 2\pi
 # - \log\bigl(1 - \tanh^2 u_i\bigr)\Bigr]$$
@@ -255,10 +256,10 @@ for row in axes:
     row[0].set_ylabel("density")
 
 # %% [markdown]
-# The network itself is DQN's `MLP` with two outputs for each action dimension. It is the log of
-# $\sigma$ that it outputs, since $\sigma$ must be positive, and that log is clamped between −20 and 2.
-# Below, $\sigma < 2 \cdot 10^{-9}$ would be lost when it is added to $\mu$ in 32 bits; above, nearly
-# all actions would be at the bounds.
+# The network itself is DQN's `MLP` with two outputs for each action dimension, $\mu$ and
+# $\log\sigma$. It outputs the log because $\sigma$ must be positive, and the log is clamped between
+# −20 and 2. Below −20, $\sigma$ would be at most $2 \cdot 10^{-9}$ and would be lost when it is
+# added to $\mu$ in 32 bits; above 2, most actions would be at the bounds.
 #
 # By hand: if the last layer puts out 0.3 and 5 for one action dimension, then $\mu = 0.3$ and
 # $\log\sigma = 2$.
@@ -349,10 +350,10 @@ assert critics(obs, action).tolist() == [[0.75, 1.5]]  # (batch, critics)
 #
 # SAC learns from the [replay buffer](replay.ipynb) of DQN. Only the actions need care. The policy
 # has actions in $(-1, 1)$; Pendulum wants a torque in $[-2, 2]$, another environment a valve in
-# $[0, 10]$. A small class scales there and back. The buffer holds the policy's actions, before the
-# scaling, and log-probabilities are of those, too. By hand: in $[0, 10]$ the action 0.5 is
-# $5 + 5 \cdot 0.5 = 7.5$. An action space without finite bounds cannot be scaled, and is refused when
-# the agent is made.
+# $[0, 10]$. A small class converts in both directions. The buffer holds the policy's actions,
+# before the scaling, and log-probabilities are of these, too. By hand: in $[0, 10]$ the action 0.5
+# is $5 + 5 \cdot 0.5 = 7.5$. An action space without finite bounds cannot be scaled, and is refused
+# when the agent is made.
 
 # %%
 #| export
@@ -405,8 +406,8 @@ except ValueError as error:
 # $\sum_t \gamma^t \bigl(r_t - \alpha \log \pi(a_t \mid s_t)\bigr)$. The *entropy coefficient* $\alpha$
 # (papers also say temperature) is how much reward one unit of entropy is worth, and values with this
 # bonus are called *soft*. The bonus takes the place of DQN's $\varepsilon$: the policy explores by
-# itself, most where the critics see little difference between actions, and does not collapse onto an
-# early mistake of theirs.
+# itself, most where the critics see little difference between actions, and is less likely to settle
+# on an early mistake of theirs.
 #
 # ## The critics' loss
 #
@@ -496,9 +497,9 @@ torch.testing.assert_close(loss, torch.tensor(0.0625))
 # \qquad a = \tanh(\mu + \sigma\epsilon)$$
 #
 # The gradient goes from $Q$ into the action $a$, and from there through $\mu$ and $\sigma$ into the
-# actor. The critics are only a path for it: their own weights do not move in this step. A2C could not do
-# this: its value network does not take the action as an input, so it needed $\log\pi$ times the
-# advantage instead.
+# actor. The critics are only a path for it: their own weights do not move in this step. The policy
+# gradient of [Basics](basics.ipynb) and A2C cannot do this, since no critic of theirs takes the
+# action as an input. They multiply the gradient of $\log\pi$ by a reward or an advantage instead.
 #
 # By hand: with a value of 2.4, $\log \pi = -0.5$ and $\alpha = 0.2$ it is $-0.1 - 2.4 = -2.5$.
 
@@ -533,8 +534,9 @@ torch.testing.assert_close((mean.grad, log_std.grad), (-3 * one, -0.2 * one))
 # ## The entropy coefficient
 #
 # How much is entropy worth? Nobody knows beforehand, and it changes as the agent learns. So you name a
-# target entropy $\bar{\mathcal H}$ instead, and let $\alpha$ follow. By default it is minus the number
-# of action dimensions, a rule of thumb of the authors.
+# target entropy $\bar{\mathcal H}$ instead, and let $\alpha$ follow. By default it is minus the
+# number of action dimensions, a rule of thumb of the authors. In each dimension that is the entropy
+# of the uniform density of width 0.37 above.
 #
 # $$L_\alpha = -\log\alpha \cdot \operatorname{mean}\bigl[\log\pi(a \mid s) + \bar{\mathcal H}\bigr]$$
 #
@@ -821,8 +823,8 @@ assert sac_scores[-1] > -0.3
 # %% [markdown]
 # Now Pendulum-v1. A torque of at most 2 is too weak to lift the pole, so it has to be swung. An
 # episode has 200 steps; random torques score about −1200, and a policy that swings up at once and stays
-# there about −150. DQN gets its best chance: five torques, and the same 5,000 steps, network, batch and
-# number of updates.
+# there about −150. For comparison DQN gets five torques, and the same 5,000 steps, network, batch
+# and number of updates.
 
 # %%
 class FiveTorques(gym.ActionWrapper[np.ndarray, int, np.ndarray]):
@@ -876,9 +878,9 @@ for name, trained, history in (("SAC", agent, run), ("DQN", rival, rival_run)):
 #
 # The next figure shows the entropy coefficient at work. The entropy, in *nats* since its logarithm is
 # the natural one, starts near that of a uniform choice, 0.69. It falls as the policy becomes certain,
-# and is then held near its target of −1. Meanwhile $\alpha$ falls, because the policy is more random
-# than asked. It moves to where two forces balance: the bonus, which widens the policy, and the critics,
-# which narrow it.
+# and is then held near its target of −1. Meanwhile $\alpha$ falls, because the policy is more
+# random than asked, towards the value at which two forces balance: the bonus, which widens the
+# policy, and the critics, which narrow it.
 
 # %%
 fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4))
@@ -958,8 +960,8 @@ print(made_by(ablations))
 #   intervals that overlap. A coefficient of 0.2 works as well as a learned one, but you have to know it
 #   beforehand.
 #
-# By 6,000 steps Pendulum is solved. For each seed, all variants are evaluated on the same twenty starts,
-# which is why the dots of most variants are at nearly the same places.
+# By 6,000 steps most variants have solved Pendulum. For each seed, all variants are evaluated on
+# the same twenty starts, so the dots of these variants are at nearly the same places.
 
 # %% [markdown]
 # ## Honest edges
@@ -978,8 +980,9 @@ print(made_by(ablations))
 #   itself, with no record of the trials. On another task expect to search again.
 #
 # The papers do not test on Pendulum. The RL Zoo reports −157 for SAC at 20,000 steps from one run; the
-# first figure shows ours at 10,000, for five. This chapter does not claim scores on MuJoCo at the
-# papers' million steps. The next chapter runs SAC on Hopper for 15,000, as a rival.
+# first figure shows ours at 10,000, for five. The papers' own tasks, robots simulated with MuJoCo
+# for a million steps and more, are not tried here. The next chapter compares SAC with REDQ on one
+# of them, Hopper, for 15,000 steps.
 
 # %% [markdown]
 # ## Exercises
