@@ -14,10 +14,10 @@
 # %% [markdown]
 # # The command line
 #
-# Everything that the library does can be done from a shell, without a line of Python: train an agent, stop
-# it, continue, ask it for an action, watch it play. In this chapter you use the command `rlbook` and then
-# build it. Its flags come from the [settings](settings.ipynb), and every mistake of a user is answered with
-# one sentence.
+# You can use the library from a shell, without a line of Python: train an agent, stop it, continue, ask
+# it for an action, watch it play. In this chapter you use the command `rlbook` and then build it. Its
+# flags come from the [settings](settings.ipynb), and every mistake of a user is answered with one
+# sentence.
 #
 # | | |
 # |---|---|
@@ -25,7 +25,8 @@
 # | Same as in most tools | commands with flags, `--help`, exit codes for scripts |
 # | Different | one sentence for a mistake, not a traceback; a command is a function with a docstring |
 #
-# A run directory is at the centre. `train` and `resume` write to it. All other commands only read it.
+# A run directory is at the centre. `train` and `resume` write to it; `evaluate`, `predict`, `watch` and
+# `plot` only read it.
 
 # %% tags=["hide-input"]
 #| export
@@ -112,7 +113,8 @@ plt.show()
 # %% [markdown]
 # ## A session
 #
-# `start` starts a command as your shell would, in an empty folder. Train DQN on CartPole for a few seconds:
+# In this notebook, `start` starts a command as your shell would, in an empty folder. Train DQN on
+# CartPole for a few seconds:
 
 
 # %% tags=["hide-input"]
@@ -137,7 +139,7 @@ process = start(f"rlbook train dqn {flags} --eval-every 1000 --seed 1 --run-dir 
 
 # %% [markdown]
 # While it learns, somebody shuts the machine down, and the process gets the signal SIGTERM. Here that
-# happens after its first checkpoint. It writes another one and says how to continue.
+# happens after its first checkpoint. The run writes another one and says how to continue.
 
 # %%
 while process.poll() is None and not list(Path(folder.name).glob("runs/a/checkpoints/*.pt")):
@@ -316,9 +318,9 @@ def help_text() -> str:
     )
 
 # %% [markdown]
-# The first command lists the algorithms. `rlbook.ALGORITHMS` imports them when it is first used, and with
-# them torch, which takes seconds. That is why torch is not among the imports of this chapter:
-# `rlbook --help` should answer at once.
+# The first command lists the algorithms. `rlbook.ALGORITHMS` imports them when it is first used, and
+# with them torch, which takes seconds. `rlbook --help` should answer at once, so this module does not
+# import torch at the top.
 
 # %%
 #| export
@@ -344,7 +346,7 @@ def list_command(parser: Parser, arguments: list[str]) -> int:
 #
 # The flags of `rlbook train` depend on the algorithm, and the algorithm may be named in a config file that
 # a flag names. So the words are read twice: first only for the algorithm and `--config`, then with all
-# flags of that algorithm. If the algorithm is typed, it comes first; exercise 2 asks why.
+# flags of that algorithm. An algorithm that is typed must come first; exercise 2 asks why.
 
 # %%
 #| export
@@ -362,8 +364,8 @@ def choose(arguments: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
 
 
 # %% [markdown]
-# An algorithm has some forty settings. The help shows them in three groups: those that you need most, those
-# of the algorithm, and those of any run.
+# An algorithm has about forty settings. The help shows them in three groups: those that you need most,
+# those of the algorithm, and those of any run.
 
 # %%
 #| export
@@ -681,7 +683,7 @@ def watch_command(parser: Parser, arguments: list[str]) -> int:
     return 0
 
 # %% [markdown]
-# `export` writes the policy for programs without Python, as the chapter [Export](export.ipynb) tells.
+# `export` writes the policy for programs without Python. [Export](export.ipynb) explains how.
 
 # %%
 #| export
@@ -734,7 +736,9 @@ def plot_command(parser: Parser, arguments: list[str]) -> int:
 # ## Many seeds
 #
 # One seed proves little. `sweep` trains several side by side, and variants of the settings if you like.
-# [Sweeps](sweep.ipynb) shows what happens inside, and [cluster](cluster.ipynb) does it on many machines.
+# [Sweeps](sweep.ipynb) explains how, and [cluster](cluster.ipynb) does it on many machines. Here the
+# command only checks what was typed and passes it on: `--seed` is the first of the seeds, and `--seeds`
+# says how many there are.
 
 # %%
 #| export
@@ -780,8 +784,8 @@ def sweep_command(parser: Parser, arguments: list[str]) -> int:
     return 0
 
 # %% [markdown]
-# `tune` searches for good settings, as the chapter [Tuning](tune.ipynb) tells. A setting that you type is
-# not searched.
+# `tune` searches for good settings, as [Tuning](tune.ipynb) explains. A setting that you type is not
+# searched.
 
 # %%
 #| export
@@ -839,7 +843,7 @@ def tangle_command(parser: Parser, arguments: list[str]) -> int:
 # %% [markdown]
 # ## Exit codes
 #
-# A script that calls `rlbook` looks at the exit code. A person reads the last line. Both tell what
+# A script that calls `rlbook` looks at the exit code, and a person reads the last line. Both say what
 # happened:
 #
 # | exit code | what happened | what is printed |
@@ -886,8 +890,8 @@ def dispatch(arguments: list[str]) -> int:
     return entry.run(parser, arguments[1:])
 
 # %% [markdown]
-# Only `main` deals with exit codes. Note what it does *not* catch: a `KeyError` or a `TypeError` is a bug in
-# this library, not a mistake of the user, and keeps its traceback.
+# Only `main` turns exceptions into exit codes. Note what it does *not* catch: a `KeyError` or a
+# `TypeError` is a bug in this library, not a mistake of the user, and keeps its traceback.
 
 # %%
 #| export
@@ -940,7 +944,7 @@ for line in ("rlbook --help", "rlbook list"):
     say(line, main)
 
 # %% [markdown]
-# Here is what users get for their mistakes. After each of them, nothing on the disk has changed.
+# Here are the answers to eight mistakes. None of them changes anything on the disk.
 
 # %%
 before = {path: path.stat().st_mtime_ns for path in Path(folder.name).rglob("*")}
@@ -963,7 +967,7 @@ assert before == {path: path.stat().st_mtime_ns for path in Path(folder.name).rg
 # - `rlbook predict` gives a recurrent agent a single observation, without those before it. To play a whole
 #   episode, use `agent.predict` in Python and pass the hidden state from step to step.
 # - `rlbook train dqn --help` has to import torch to know the flags, and takes seconds.
-# - The flags of an algorithm come after its name, and the shell does not complete them.
+# - The name of an algorithm comes before its flags. The Tab key does not complete flags.
 #
 # ## Exercises
 #
@@ -1004,9 +1008,9 @@ assert before == {path: path.stat().st_mtime_ns for path in Path(folder.name).rg
 # <details>
 # <summary>Solution</summary>
 #
-# A list takes all words that follow, so `dqn` would be the third layer, and the error would be about
-# `hidden`. And before the algorithm is known, nobody can tell which flags take a word: in `--double dqn`,
-# `dqn` could be the value of the flag.
+# A flag for a list takes all words that follow, so `dqn` would be the third layer, and the error would
+# be about `hidden`. And before the algorithm is known, the parser cannot tell which flags take a word:
+# in `--double dqn`, `dqn` could be the value of the flag.
 #
 # ```python
 # import argparse
@@ -1041,9 +1045,8 @@ assert before == {path: path.stat().st_mtime_ns for path in Path(folder.name).rg
 # </details>
 
 # %% [markdown]
-# **Exercise 4, a planted bug.** Somebody found that `main` has too many `except` lines and wrote this. It
-# even answers more mistakes with one sentence than before. Look at the second answer. What is it worth to a
-# user?
+# **Exercise 4, a planted bug.** Somebody found that `main` has too many `except` lines and wrote this.
+# It answers even more mistakes with one sentence. Look at the second answer. Does it help a user?
 
 
 # %%
@@ -1075,8 +1078,8 @@ print("exit code", short_main(["best", "runs/a"]))
 #
 # The answer is `'eval_return_mean'`, and the exit code blames the user. In truth `best` has a bug: not
 # every line of the metrics holds an evaluation, and the first line without one raises a `KeyError`. The
-# wide `except` caught it and threw away the traceback, which named the line. Catch what you can explain,
-# and let all other exceptions through:
+# broad `except` caught it and threw away the traceback, which named the line. Catch what you can
+# explain, and let all other exceptions through:
 #
 # ```python
 # def short_main(arguments: list[str]) -> int:

@@ -14,9 +14,10 @@
 # %% [markdown]
 # # Figures
 #
-# Every figure in this book is drawn with the functions of this chapter: learning curves with a band,
-# filmstrips, animations, heat maps, and the curves of stored results and runs. At the end you can draw a
-# learning curve that does not flatter its algorithm, and you have measured how far you can trust its band.
+# This chapter has the functions that draw the figures of this book: learning curves with a band,
+# filmstrips, animations, heat maps, and the curves of stored results and runs. At the end you can draw
+# a learning curve that does not flatter its algorithm, and you have measured how far you can trust its
+# band.
 #
 # | | |
 # |---|---|
@@ -108,8 +109,8 @@ for n, sigmas in flattery.items():
 assert abs(flattery[2] - 1 / np.sqrt(np.pi)) < 0.03
 
 # %% [markdown]
-# The more seeds you try, the better your best one looks. It says more about your budget than about your
-# algorithm.
+# The more seeds you try, the better your best one looks. So the best seed says more about your budget
+# than about your algorithm.
 #
 # ## Colours
 #
@@ -239,7 +240,7 @@ assert corner.tolist() == [255, 255, 255, 255]  # white, and no transparency
 # interval**: sample $n$ of the $n$ returns with replacement, take their mean, repeat this 2,000 times, and keep
 # the middle 95 % of the means. (It has nothing to do with the bootstrapping of [Basics](basics.ipynb).) The
 # function `mean_interval` comes from [Environments](envs.ipynb), which uses it for the returns of episodes, and
-# works it out by hand: the returns 1, 2 and 3 have the interval from 1 to 3.
+# has the example by hand: the returns 1, 2 and 3 have the interval from 1 to 3.
 
 # %%
 mean, low, high = mean_interval(np.array([1.0, 2.0, 3.0]))
@@ -358,8 +359,8 @@ assert measured["one standard error"][1] < 0.70
 # With five seeds, a bootstrap interval misses the true mean two or three times as often as it promises. It
 # only knows the five returns, and five returns seldom show the full spread. Student's interval keeps its
 # promise, if returns are normal. Why do the curves of the book not show it? Because returns are not normal:
-# they have a largest value, and seeds that fail. Then Student's interval reaches to returns that are impossible,
-# as below zero or above 500 in CartPole. Watch both on five seeds, four of which solve the task:
+# they have a largest value, and some seeds fail. Then Student's interval can reach returns that are
+# impossible, such as those above 500 in CartPole. Compare both on five seeds, one of which fails:
 
 # %%
 five = np.array([500.0, 500.0, 492.0, 500.0, 100.0])
@@ -370,8 +371,8 @@ print(f"Student's interval {mean - half:.0f} to {mean + half:.0f}, where 500 is 
 assert five.min() <= low <= mean <= high <= five.max() < mean + half
 
 # %% [markdown]
-# So read a band of five seeds as what these seeds say, and trust it less than its 95 %. Ten seeds are better,
-# and the dots of single seeds beside it are better still.
+# So trust a band of five seeds less than its 95 % says. Ten seeds are better, and a figure that also
+# shows each seed as a dot is better still.
 
 # %% [markdown]
 # ## Filmstrips
@@ -492,10 +493,10 @@ def write_whole(path: str | Path, save: Callable[[Path], object]) -> None:
             temporary.unlink()
 
 # %% [markdown]
-# GIFs play everywhere: in a README, in a mail and in a browser. They have three traps. A frame has at most 256
-# colours, and if each frame has its own set, parts that do not move flicker. Time is counted in hundredths
-# of a second, so at 30 frames a second each frame should take 3.33 of them. And browsers slow down a GIF of
-# more than 50 frames a second.
+# GIFs play everywhere: in a README, in a mail and in a browser. They have three traps. A frame has at
+# most 256 colours, and if each frame has its own set, parts that do not move flicker. A delay is a
+# whole number of hundredths of a second, but at 30 frames a second each frame should take 3.33 of
+# them. And browsers slow down a GIF of more than 50 frames a second.
 #
 # By hand: three frames at 30 a second end after 3.33, 6.67 and 10 hundredths. Rounded, that is 3, 7 and 10, so
 # the delays are 3, 4 and 3, and the sum is right. At 100 frames a second, every other frame is left out, and
@@ -637,9 +638,9 @@ assert (survived["chase"] == 200).mean() < 0.05
 # %% [markdown]
 # ## Stored results
 #
-# Ablations over many seeds take hours. `rlbook sweep` stores their results in `book/results/`, each with the
-# command that made it, and a chapter only draws them. A file that cannot be drawn is refused when it is read,
-# with the reason.
+# Ablations over many seeds take hours. So `rlbook sweep` trains them once, their results are stored in
+# `book/results/`, each with the command that made it, and a chapter only draws them. If a file cannot
+# be drawn, `load_result` raises an error that says why.
 
 # %%
 #| export
@@ -722,8 +723,8 @@ def plot_result(
 
 # %% [markdown]
 # Beside its figure a chapter prints where the result comes from: the command, the day, the version of
-# the library, and eight digits of a hash of the file. A test compares those digits with the file, so it notices a figure that was drawn from an
-# older file.
+# the library, and eight digits of a hash of the result. A test compares those digits with the file, so
+# it notices a figure that was drawn from an older file.
 
 # %%
 #| export
@@ -770,10 +771,10 @@ plt.show()
 assert made_by(result) != made_by({**result, "seconds": 1.0})
 
 # %% [markdown]
-# Six overlapping bands are hard to tell apart, and they hide the seeds. An ablation asks where each variant
-# ends. So a second kind of figure shows the last evaluation of each seed as a dot, their interquartile mean as
-# a diamond with its number, and its 95 % bootstrap interval as a bar. [Sweeps](sweep.ipynb) computes the last
-# two and stores them in the file.
+# Many overlapping bands are hard to tell apart, and they hide the seeds. A second kind of figure shows
+# only where each variant ends: the last evaluation of each seed as a dot, their interquartile mean as a
+# diamond with its number, and its 95 % bootstrap interval as a bar. [Sweeps](sweep.ipynb) computes the
+# last two and stores them in the file.
 
 # %%
 #| export
@@ -823,8 +824,9 @@ draw_result(plt.figure(), result)
 plt.show()
 
 # %% [markdown]
-# An ablation removes one part at a time and asks how much worse the algorithm gets. So each part has a panel of
-# its own, with the whole algorithm beside it, in two colours. The vertical axis covers the returns of the seeds.
+# An ablation removes one part at a time and asks how much worse the algorithm gets. So `draw_parts`
+# gives each removed part a panel of its own, with two curves: the algorithm without this part, and the
+# whole algorithm. The vertical axis covers the returns of all seeds.
 
 # %%
 #| export
@@ -884,17 +886,17 @@ plt.show()
 # %% [markdown]
 # ## Beside another library
 #
-# Two programs of the same algorithm with the same settings should learn equally well. `bench/parity.py` trains
-# both over several seeds and evaluates them at the same steps. One number compares the curves of a seed, late
-# and early parts alike: the mean height $A$ of its learning curve, which is the area under it, divided by its
-# width. The difference of the two means over seeds is the estimate:
+# Two implementations of the same algorithm with the same settings should learn equally well.
+# `bench/parity.py` trains both over several seeds and evaluates them at the same steps. One number
+# sums up the learning curve of a seed, early and late parts alike: its mean height $A$, which is the
+# area under the curve divided by its width. We estimate the difference of the two means over seeds:
 #
 # $$D = \frac{1}{n}\sum_{i=1}^{n} A_i^{\text{ours}} - \frac{1}{m}\sum_{j=1}^{m} A_j^{\text{theirs}}$$
 #
-# Seeds decide a lot, so $D$ needs an interval. Its *bootstrap interval* asks what $D$ would have been with
-# other seeds: it samples as many seeds as there are from each side, with replacement, computes $D$ again, and
-# repeats this ten thousand times. The middle 95 % of these numbers are the interval. If it contains 0, the
-# seeds show no difference.
+# $D$ depends on the seeds, so it needs an interval. Its *bootstrap interval* asks what $D$ would have
+# been with other seeds: sample as many seeds as there are from each side, with replacement, compute $D$
+# again, and repeat this ten thousand times. The middle 95 % of these numbers are the interval. If it
+# contains 0, the seeds show no difference.
 #
 # By hand, two seeds a side, each evaluated twice. Ours: (0, 10) and (10, 20), so $A = 5$ and $15$. Theirs:
 # (0, 0) and (0, 10), so $A = 0$ and $5$. Then $D = 10 - 2.5 = 7.5$. A quarter of the samples of ours have the
@@ -934,8 +936,8 @@ def plot_parity(ax: Axes, result: dict[str, Any]) -> None:
 assert area_difference([0, 10], [[0, 10], [10, 20]], [[0, 0], [0, 10]]) == (7.5, 0, 15)
 
 # %% [markdown]
-# Both sides of the next figure come from the same distribution, so 95 % of such intervals should contain 0.
-# With few seeds fewer do, because a bootstrap interval of few values is too narrow:
+# If both sides come from the same distribution, 95 % of such intervals should contain 0. With few seeds
+# fewer do, because a bootstrap interval of few values is too narrow. The figure shows one pair:
 
 # %%
 for n in (5, 10, 20):
@@ -955,8 +957,8 @@ plt.show()
 # ## The metrics of a run
 #
 # A run writes `metrics.jsonl`, one JSON object a line, some with training metrics and some with evaluations.
-# You may read the file while the run goes on, or after it was killed. Then the last line can be incomplete, and
-# is left out. An incomplete line in the middle is an error.
+# You may read the file while the run goes on, or after it was killed. Then the last line may be
+# incomplete, and it is left out. An incomplete line in the middle is an error.
 
 # %%
 #| export
@@ -1025,8 +1027,8 @@ def read_run(path: str | Path, metric: str) -> Curve:
 # ## Runs side by side
 #
 # `rlbook plot runs/a runs/b --out curve.png` draws several runs into one figure. Runs that differ only in their
-# seed become one curve with a band. A few settings only say where and how often something is written. They do
-# not count as a difference.
+# seed become one curve with a band. Settings that only say where and how often something is written do
+# not count as a difference. `find_runs` takes the directory of a sweep too, and finds its runs.
 
 # %%
 #| export
@@ -1052,9 +1054,9 @@ def group_runs(paths: Sequence[str | Path], metric: str) -> list[list[Curve]]:
     return [list(group.values()) for group in groups.values()]
 
 # %% [markdown]
-# The runs of a group may have been evaluated at different steps. So the curves are interpolated at all steps at
-# which any of them was evaluated, but only up to the end of the shortest. Beyond it, the mean would jump, because
-# one run is missing.
+# The runs of a group may have been evaluated at different steps. So the curves are interpolated at all
+# steps at which any of them was evaluated, but only where all of them have values. Beyond the end of
+# the shortest run, the mean would jump, because one run is missing.
 #
 # By hand: one run has the returns 0, 10, 20 at the steps 0, 10, 20, and another has 7, 7 at the steps 5 and 15.
 # Both cover 5 to 15. There, the first has 5, 10 and 15 at the steps 5, 10 and 15.
@@ -1131,8 +1133,8 @@ def plot_runs(
     return figure
 
 # %% [markdown]
-# The results of sweeps are drawn in the same way. If there are several files, a curve is named after its file,
-# too.
+# The stored results of sweeps are drawn in the same way. If there are several files, the label of a
+# curve starts with the name of its file.
 
 # %%
 #| export
@@ -1203,24 +1205,24 @@ for n in (5, 10, 20):
 assert abs(shares[5] - (1 - 0.8**5)) < 0.02
 
 # %% [markdown]
-# - **The band is too narrow with few seeds**, as you have measured: with five it contains the mean in some
-#   five of six experiments. It never leaves the range of the returns that were seen.
+# - **The band is too narrow with few seeds**, as you have measured: with five it contains the mean in
+#   about five of six experiments. It never leaves the range of the returns that were seen.
 # - **The band holds at each step by itself.** At each step it contains the mean in 95 % of experiments. The
 #   whole curve is inside less often.
 # - **Overlapping bands do not prove that two algorithms are equal.** To compare two algorithms, look at the
 #   interval of the difference (exercise 4).
 # - **Agarwal et al. (2021) recommend the interquartile mean with a stratified bootstrap** over many tasks and
-#   seeds together, for example 26 games with three runs each. In this book it is over the five seeds of one
-#   task. Its interval is then too narrow, too, and so the seeds are drawn beside it.
+#   seeds together, for example 26 games with three runs each. In this book it is over the seeds of one
+#   task. With few seeds its interval is too narrow as well, so the seeds are drawn beside it.
 # - **A GIF has 256 colours.** That is enough for CartPole. In a picture with many shades you see steps.
 
 # %% [markdown]
 # ## Exercises
 #
-# **1. A planted bug.** A colleague writes a band with Student's interval. By hand, 1, 2 and 3 have the mean 2,
-# $s = 1$ and $t_2 = 4.303$, so the interval is $2 \pm 4.303 / \sqrt 3 = 2 \pm 2.484$. It passes this example, and the
-# coverage of single points is right. Then you draw curves of 100 points with it, and the bands are too narrow.
-# What is wrong?
+# **1. A planted bug.** A colleague writes a band with Student's interval. By hand, 1, 2 and 3 have the
+# mean 2, $s = 1$ and $t_2 = 4.303$, so the interval is $2 \pm 4.303 / \sqrt 3 = 2 \pm 2.484$. The
+# function passes this example, and the coverage of single points is right. But with curves of 100
+# points the bands are too narrow. What is wrong?
 
 # %%
 def band_with_a_bug(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -1283,8 +1285,8 @@ for points in (1, 100):
 #
 # </details>
 #
-# **3. Smoothing.** Many papers smooth each curve with a moving average. Smooth the curves of `a`
-# over ten points and draw the band again. Does the band become narrower at the end? Should it?
+# **3. Smoothing.** Many papers smooth each curve with a moving average. Smooth the made-up curves `a`
+# (seeds, points) over ten points. Does the band become narrower at the end? Should it?
 #
 # <details>
 # <summary>Solution</summary>

@@ -14,10 +14,10 @@
 # %% [markdown]
 # # From chapter to library
 #
-# Every line of `rlbook` is written in a chapter of this book, this one included. In this chapter you build
-# the tool that makes that possible. It takes the marked cells of a chapter and writes them as a module that
-# you can import. It also runs a chapter from top to bottom and stores its outputs in a notebook. At the end
-# you apply it to this very chapter, and it writes itself.
+# Every module of `rlbook` is written in a chapter of this book. In this chapter you build the tool that
+# makes this possible. It takes the marked cells of a chapter and writes them as a module that you can
+# import. It also runs a chapter from top to bottom and stores its outputs in a notebook. At the end you
+# apply it to this chapter, and it writes its own module.
 #
 # You need Python and nothing else: there is no reinforcement learning here.
 
@@ -120,9 +120,10 @@ finished.tangle(tiny_book)
 print((tiny_book / "rlbook" / "tiny.py").read_text())
 
 # %% [markdown]
-# Why not import the chapter itself? Because that would run its demonstrations too: for DQN, a minute of
-# training. The line `#| export` is a convention of nbdev, a tool with the same purpose. But nbdev reads
-# `.ipynb` files, and we want to edit plain text, where a change of one line is a diff of one line.
+# Why not import the chapter itself? Because that would run its demonstrations too, such as the training
+# in the chapter on DQN. The line `#| export` is a convention of nbdev, a tool with the same purpose.
+# But nbdev reads `.ipynb` files, and we want to edit plain text, where a change of one line is a diff
+# of one line.
 #
 # ## The order of the book
 #
@@ -181,16 +182,17 @@ assert read_toc(find_root())[0] == "index"
 # %% [markdown]
 # ## Reading a chapter
 #
-# The library jupytext reads the percent format, but it has a trap. It guesses which comments are shell
-# commands in disguise, and an English comment can look like one:
+# The library jupytext reads the percent format, but it has a trap. In this format a shell command of a
+# notebook is written as a comment. So jupytext guesses which comments are commands, and an English
+# comment can look like one:
 
 # %%
 innocent = "# %%\n# copy the weights to the target network\nx = 1\n"
 print(repr(jupytext.reads(innocent, fmt="py:percent").cells[0].source))
 
 # %% [markdown]
-# The comment has become a line of code that is not Python. The option `comment_magics` turns this off.
-# Only authors need jupytext, so it is imported where it is used.
+# The comment has become a line of code that is not Python. `comment_magics=False` turns this off. Only
+# authors need jupytext, so it is imported where it is used.
 
 # %%
 #| export
@@ -211,8 +213,8 @@ def read_notebook(chapter_path: Path) -> Any:
 # %% [markdown]
 # From the notebook we take the exported cells. Each keeps the heading above it, which goes into the module
 # to say where the code is explained, and its line number, which goes into error messages. jupytext does
-# not give line numbers, so we search the text for the cell. A line `# like this` inside a fenced block of a
-# text cell is code and no heading, so fenced blocks are removed first.
+# not give line numbers, so we search the text for the cell. A line `# like this` inside a fenced block
+# of a text cell is a comment in code and not a heading, so fenced blocks are removed first.
 
 # %%
 #| export
@@ -330,10 +332,11 @@ assert all_list(names) == '__all__ = ["GAMMA", "Ring", "y"]'
 # %% [markdown]
 # ## The module
 #
-# Now put it together: one line that says where the module comes from, `__all__`, and the cells. Whenever
-# the heading changes, a comment names the chapter and the new heading. The comment starts with `# %%`, so
-# that editors show the sections. The blank lines are those of a code formatter. A name that two cells
-# define is an error: you would read one definition in the chapter and run the other.
+# Now put it together: one line that says where the module comes from, `__all__`, and the cells.
+# Whenever the heading changes, a comment names the chapter and the new heading. The comment starts with
+# `# %%`, so that editors show the sections. Blank lines are placed as a code formatter would. If two
+# cells define the same name, that is an error: you would read one definition in the chapter and run
+# the other.
 
 # %%
 #| export
@@ -461,8 +464,8 @@ assert not tangle(tiny_book, check=True)
 #
 # The notebook has the same cells as the chapter, and their outputs. Every cell of a notebook has an id.
 # Other tools choose ids at random, so that each new notebook differs from the old one in every cell. We
-# compute the id from the source. A cell that did not change keeps its id, wherever it moves, and we use the
-# id to find its old output.
+# compute the id from the source. So a cell that did not change keeps its id, wherever it moves, and we
+# use the id to find its old output.
 
 # %%
 #| export
@@ -499,15 +502,16 @@ def write_notebook(notebook: Any, chapter_path: Path, folder: Path | None = None
 # To run a chapter, we start a Python process, send it one cell after the other and collect the outputs.
 # The library nbclient does that. Four details are left to us:
 #
-# - Jupyter may know several Pythons under the name `python3`, some without `rlbook`. We want the one that
-#   runs this code. An empty list of kernel folders gives exactly that.
-# - A variable `MPLBACKEND` in your shell would hide the figures. So the process does not get it.
+# - Jupyter may know several Pythons under the name `python3`, some without `rlbook`. We want the one
+#   that runs this code. With an empty list of kernel folders, nbclient starts that one.
+# - A variable `MPLBACKEND` in your shell could hide the figures. So the process does not get it.
 # - What a cell prints on stderr, mostly warnings, is shown to the author and not stored.
 # - Times and versions are not stored either, so that two runs write the same file.
 #
-# The notebook beside the chapter is committed. Live runs print other seconds each time, so whoever only
-# builds the site should not find twenty changed files afterwards: `make book` runs the chapters into a
-# `folder` of its own, `_build/run/book`. Only the author who has changed a chapter writes its pair anew.
+# The notebook beside the chapter is committed. But many chapters print how long something took, so
+# their outputs differ each time. If you only build the site, you do not want all these changes in your
+# checkout. So `make book` writes its notebooks to another `folder`, `_build/run/book`. Only if you have
+# changed a chapter, you run it into the committed notebook.
 
 # %%
 #| export
@@ -698,8 +702,9 @@ print(sorted(shorter_names(ast.parse("class Ring:\n    def add(self, transition)
 #
 # </details>
 #
-# **2.** The id of a cell could be its position: `cell-1`, `cell-2`, and so on. Such ids do not change
-# either when the notebook is written again. What goes wrong when you add a cell at the top and call `sync`?
+# **2.** The id of a cell could be its position: `cell-1`, `cell-2`, and so on. These ids, too, stay the
+# same when the notebook is written again. What goes wrong when you add a cell at the top and call
+# `sync`?
 #
 # <details>
 # <summary>Solution</summary>
@@ -776,8 +781,8 @@ print(sorted(shorter_names(ast.parse("class Ring:\n    def add(self, transition)
 #
 # ## References
 #
-# - D. E. Knuth, *Literate Programming*, The Computer Journal 27(2), 1984. The word *tangle* is his:
-#   his program of that name takes the code out of the text.
+# - D. E. Knuth, *Literate Programming*, The Computer Journal 27(2), 1984. His program *tangle* takes
+#   the code out of the text.
 # - [nbdev](https://nbdev.fast.ai), from which `#| export` comes.
 # - [jupytext](https://jupytext.readthedocs.io), which reads the percent format.
 # - [nbclient](https://nbclient.readthedocs.io), which runs notebooks.
