@@ -14,12 +14,12 @@
 # %% [markdown]
 # # Export
 #
-# A trained agent is a small function: an observation goes in, an action comes out. The robot, the game
-# or the browser that needs this function has no PyTorch and no rlbook. [ONNX](https://onnx.ai) is a
-# file format for such functions, and programs in C++, C#, Java, JavaScript, Rust or Python can run the
-# file with a small runtime. In this chapter you write the greedy policy of any agent to one file: the
-# preprocessing of the observation, the network, the scaling of the action, and the hidden state of a
-# recurrent agent.
+# A trained agent is a small function: an observation goes in, an action comes out. The robot, the
+# game or the browser that needs this function has no PyTorch and no rlbook.
+# [ONNX](https://onnx.ai) is a file format for such functions, and programs in C++, C#, Java,
+# JavaScript, Rust or Python can run the file with a small runtime. In this chapter you write the
+# greedy policy of any agent to one file: the preprocessing of the observation, the network, the
+# scaling of the action, and the hidden state of a recurrent agent.
 #
 # | | |
 # |---|---|
@@ -93,8 +93,8 @@ while not ended:
 print(f"return {total:.0f}")
 
 # %% [markdown]
-# It is the same policy: a thousand observations get the same thousand actions, and they may come all at
-# once, because the size of the batch is not part of the file.
+# It is the same policy: a thousand observations get the same thousand actions, and they may come
+# all at once, because the size of the batch is not part of the file.
 
 # %%
 many = np.random.default_rng(0).normal(0, 0.5, (1_000, 4)).astype(np.float32)
@@ -123,13 +123,13 @@ print(*[node.target for node in traced.graph.nodes if node.op == "call_function"
 assert traced.module()(torch.tensor([[0.2, 3.0, -1.0]] * 2)).tolist() == [[0.4000000059604645, 1, -1]] * 2
 
 # %% [markdown]
-# So nobody has to write a second version of `act`, which could drift from the first: what is exported
-# *is* the `act` that plays. One problem is left. What `act` reads from the agent must become part of
-# the file. PyTorch does this for the parameters of networks, but not for NumPy arrays such as the
-# bounds of the actions. So the module below has a tensor (in PyTorch's words, a *buffer*) for each
-# array that can be reached from the agent. Before it calls `greedy`, it puts the traced tensor in the
-# place of the array. NumPy numbers become plain Python numbers. A buffer that nothing reads does not
-# get into the file.
+# So nobody has to write a second version of `act`, which could drift from the first: what is
+# exported *is* the `act` that plays. One problem is left. What `act` reads from the agent must
+# become part of the file. PyTorch does this for the parameters of networks, but not for NumPy
+# arrays such as the bounds of the actions. So the module below has a tensor (in PyTorch's words,
+# a *buffer*) for each array that can be reached from the agent. Before it calls `greedy`, it puts
+# the traced tensor in the place of the array. NumPy numbers become plain Python numbers. A buffer
+# that nothing reads does not get into the file.
 
 # %%
 #| export
@@ -206,9 +206,9 @@ print(", ".join(found(SAC("Pendulum-v1"))))
 # %% [markdown]
 # ## The file
 #
-# Inputs and outputs have names, and the first dimension of each is the batch. Each file has metadata
-# that the runtime can read: the algorithm, the environment, the training steps, and the shape and type
-# of all inputs and outputs.
+# Inputs and outputs have names, and the first dimension of each is the batch. Each file has
+# metadata that the runtime can read: the algorithm, the environment, the training steps, and the
+# shape and type of all inputs and outputs.
 
 # %%
 #| export
@@ -280,10 +280,11 @@ def trace(agent: Agent, inputs: dict[str, np.ndarray]) -> Any:
         )
 
 # %% [markdown]
-# Nothing may go wrong silently here. An `act` of your own could use a random number, or branch on a
-# value of the observation, and the trace would keep only the branch that it took. So before the file
-# gets its name, its actions are compared with those of the agent. They may differ by rounding, and one
-# action in a hundred may differ altogether, because rounding can decide between two equal Q-values.
+# Nothing may go wrong silently here. An `act` of your own could use a random number, or branch on
+# a value of the observation, and the trace would keep only the branch that it took. So before the
+# file gets its name, its actions are compared with those of the agent. They may differ by
+# rounding, and one action in a hundred may differ altogether, because rounding can decide between
+# two equal Q-values.
 
 # %%
 #| export
@@ -363,8 +364,8 @@ def export_onnx(agent: Agent, path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 # %% [markdown]
-# Here is the metadata of a SAC agent's file. Its actions are between the bounds of the environment, −2
-# and 2, because the scaling is part of `act`:
+# Here is the metadata of a SAC agent's file. Its actions are between the bounds of the
+# environment, −2 and 2, because the scaling is part of `act`:
 
 # %%
 export_onnx(SAC("Pendulum-v1", seed=1), folder / "sac.onnx")
@@ -379,10 +380,10 @@ assert np.abs(torques).max() <= 2
 # %% [markdown]
 # ## A recurrent agent
 #
-# [DRQN](drqn.ipynb) carries a hidden state from step to step. In a file it is an input and an output:
-# what comes out as `next_state_0` goes in as `state_0` at the next step. `episode_start` says which
-# episodes start, and for those the state is reset to zero. So one batch can hold many games, each at
-# another step of its episode.
+# [DRQN](drqn.ipynb) carries a hidden state from step to step. In a file it is an input and an
+# output: what comes out as `next_state_0` goes in as `state_0` at the next step. `episode_start`
+# says which episodes start, and for those the state is reset to zero. So one batch can hold many
+# games, each at another step of its episode.
 
 # %%
 recurrent = DRQN("rlbook/MaskedCartPole-v0", seed=1)
@@ -406,8 +407,8 @@ for t in range(250):  # four games: a thousand observations
 # %% [markdown]
 # ## Mistakes
 #
-# A mistake gets one sentence, and no file is left behind. The policy of `Coin` is random, so its file
-# cannot give the same actions:
+# A mistake gets one sentence, and no file is left behind. The policy of `Coin` is random, so its
+# file cannot give the same actions:
 
 # %%
 class Coin(DQN):
@@ -437,19 +438,19 @@ assert not (folder / "coin.onnx").exists()
 # - The file holds the greedy policy. Exploring, learning and the critics stay in Python.
 # - A trace follows one path. `act` may branch on settings, which never change, but not on the
 #   observation.
-# - Running statistics of the observations ([Preprocessing](preprocess.ipynb)) are in the file, as they
-#   were when it was written. Frame stacking and other wrappers belong to the environment and are not
-#   in the file.
-# - Rounding differs between PyTorch and the runtime, so continuous actions agree to a few digits only
-#   (exercise 4).
-# - Files are checked only with the CPU runtime. For half precision and quantisation, use the tools of
-#   ONNX.
+# - Running statistics of the observations ([Preprocessing](preprocess.ipynb)) are in the file, as
+#   they were when it was written. Frame stacking and other wrappers belong to the environment and
+#   are not in the file.
+# - Rounding differs between PyTorch and the runtime, so continuous actions agree to a few digits
+#   only (exercise 4).
+# - Files are checked only with the CPU runtime. For half precision and quantisation, use the tools
+#   of ONNX.
 #
 # ## Exercises
 #
-# **Exercise 1, a planted bug.** This function feeds the observations of two episodes to the recurrent
-# file, and returns the actions. In the first episode they are those of `predict`, in the second they
-# are not. Why?
+# **Exercise 1, a planted bug.** This function feeds the observations of two episodes to the
+# recurrent file, and returns the actions. In the first episode they are those of `predict`, in the
+# second they are not. Why?
 
 
 # %%
@@ -471,8 +472,8 @@ def two_episodes(session: Any, episodes: list[np.ndarray]) -> list[int]:
 # <details>
 # <summary>Solution</summary>
 #
-# Only the first step of the first episode is marked as a start, so the second episode begins with the
-# hidden state of the end of the first. Each episode starts at its own first step:
+# Only the first step of the first episode is marked as a start, so the second episode begins with
+# the hidden state of the end of the first. Each episode starts at its own first step:
 #
 # ```python
 # def two_episodes(session: Any, episodes: list[np.ndarray]) -> list[int]:
@@ -511,16 +512,16 @@ def two_episodes(session: Any, episodes: list[np.ndarray]) -> list[int]:
 # </details>
 
 # %% [markdown]
-# **Exercise 2.** How many numbers does the file of the first agent hold, and how many bytes do they take?
-# Compare with the size of the file.
+# **Exercise 2.** How many numbers does the file of the first agent hold, and how many bytes do
+# they take? Compare with the size of the file.
 
 # %% [markdown]
 # <details>
 # <summary>Solution</summary>
 #
 # Each layer of the Q-network has a weight for each pair of input and output, and a bias for each
-# output. By hand: $4 \cdot 64 + 64$, $64 \cdot 64 + 64$ and $64 \cdot 2 + 2$ make 4,610 numbers. At
-# four bytes each they take 18,440 bytes, about half of the file. The rest is mostly the list of
+# output. By hand: $4 \cdot 64 + 64$, $64 \cdot 64 + 64$ and $64 \cdot 2 + 2$ make 4,610 numbers.
+# At four bytes each they take 18,440 bytes, about half of the file. The rest is mostly the list of
 # operations.
 #
 # ```python
@@ -534,9 +535,9 @@ def two_episodes(session: Any, episodes: list[np.ndarray]) -> list[int]:
 # </details>
 
 # %% [markdown]
-# **Exercise 3.** Write an agent that takes the action with the largest Q-value, but only if this is
-# more than 0.1 above the Q-value of action 0, and action 0 otherwise. Write `act` so that it can be
-# traced.
+# **Exercise 3.** Write an agent that takes the action with the largest Q-value, but only if this
+# is more than 0.1 above the Q-value of action 0, and action 0 otherwise. Write `act` so that it
+# can be traced.
 
 # %% [markdown]
 # <details>
@@ -569,15 +570,15 @@ def two_episodes(session: Any, episodes: list[np.ndarray]) -> list[int]:
 # </details>
 
 # %% [markdown]
-# **Exercise 4.** Continuous actions of the file and of the agent differ in their last digits. Where
-# does the difference come from, if both compute with 32 bits? Show it without ONNX.
+# **Exercise 4.** Continuous actions of the file and of the agent differ in their last digits.
+# Where does the difference come from, if both compute with 32 bits? Show it without ONNX.
 
 # %% [markdown]
 # <details>
 # <summary>Solution</summary>
 #
-# A matrix product is a sum of many numbers, and each addition rounds. Programs that add in another order
-# round differently:
+# A matrix product is a sum of many numbers, and each addition rounds. Programs that add in another
+# order round differently:
 #
 # ```python
 # numbers = np.random.default_rng(0).normal(size=10_000).astype(np.float32)
