@@ -441,8 +441,8 @@ assert not (folder / "coin.onnx").exists()
 # - Running statistics of the observations ([Preprocessing](preprocess.ipynb)) are in the file, as
 #   they were when it was written. Frame stacking and other wrappers belong to the environment and
 #   are not in the file.
-# - Rounding differs between PyTorch and the runtime, so continuous actions agree to a few digits
-#   only (exercise 4).
+# - PyTorch and the runtime round differently, so continuous actions are not the same bit for bit
+#   (exercise 4).
 # - Files are checked only with the CPU runtime. For half precision and quantisation, use the tools
 #   of ONNX.
 #

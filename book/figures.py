@@ -118,7 +118,8 @@ assert abs(flattery[2] - 1 / np.sqrt(np.pi)) < 0.03
 # Each algorithm has one colour through the whole book. About one man in twelve sees red and green
 # as nearly the same colour, so the first colours are those of Okabe and Ito, which were chosen for
 # such readers. Their eighth colour, yellow, is left out because it is hard to see on white. Brown,
-# indigo, violet and olive are from the palettes of Paul Tol, made for the same purpose.
+# indigo and olive are from the palettes of Paul Tol, made for the same purpose. Violet was chosen
+# because it differs enough from all the others.
 
 # %%
 #| export
@@ -970,7 +971,7 @@ plt.show()
 # %% [markdown]
 # ## The metrics of a run
 #
-# A run writes `metrics.jsonl`, one JSON object a line, some with training metrics and some with
+# A run writes `metrics.jsonl`, one JSON object per line: some have training metrics and some have
 # evaluations. You may read the file while the run goes on, or after it was killed. Then the last
 # line may be incomplete, and it is left out. An incomplete line in the middle is an error.
 
@@ -1223,8 +1224,8 @@ assert abs(shares[5] - (1 - 0.8**5)) < 0.02
 # %% [markdown]
 # - **The band is too narrow with few seeds**, as you have measured: with five it contains the mean
 #   in about five of six experiments. It never leaves the range of the returns that were seen.
-# - **The band holds at each step by itself.** At each step it contains the mean in 95 % of
-#   experiments. The whole curve is inside less often.
+# - **The band holds at each step by itself.** Even with many seeds, the 95 % are those of a single
+#   step. The whole true curve is inside the band less often.
 # - **Overlapping bands do not prove that two algorithms are equal.** To compare two algorithms,
 #   look at the interval of the difference (exercise 4).
 # - **Agarwal et al. (2021) recommend the interquartile mean with a stratified bootstrap** over

@@ -513,8 +513,8 @@ def write_notebook(notebook: Any, chapter_path: Path, folder: Path | None = None
 #
 # The notebook beside the chapter is committed. But many chapters print how long something took, so
 # their outputs differ each time. If you only build the site, you do not want all these changes in
-# your checkout. So `make book` writes its notebooks to another `folder`, `_build/run/book`. Only
-# if you have changed a chapter, you run it into the committed notebook.
+# your checkout. So `make book` writes its notebooks to another `folder`, `_build/run/book`. The
+# committed notebook is written only when somebody has changed its chapter and runs it.
 
 # %%
 #| export
