@@ -14,10 +14,10 @@
 # %% [markdown]
 # # The command line
 #
-# Everything that the library does can be done from a shell, without a line of Python: train an agent, stop
-# it, continue, ask it for an action, watch it play. In this chapter you use the command `rlbook` and then
-# build it. Its flags come from the [settings](settings.ipynb), and every mistake of a user is answered with
-# one sentence.
+# You can use the library from a shell, without a line of Python: train an agent, stop it,
+# continue, ask it for an action, watch it play. In this chapter you use the command `rlbook` and
+# then build it. Its flags come from the [settings](settings.ipynb), and every mistake of a user is
+# answered with one sentence.
 #
 # | | |
 # |---|---|
@@ -25,7 +25,8 @@
 # | Same as in most tools | commands with flags, `--help`, exit codes for scripts |
 # | Different | one sentence for a mistake, not a traceback; a command is a function with a docstring |
 #
-# A run directory is at the centre. `train` and `resume` write to it. All other commands only read it.
+# A run directory is at the centre. `train` and `resume` write to it; `evaluate`, `predict`,
+# `watch` and `plot` only read it.
 
 # %% tags=["hide-input"]
 #| export
@@ -112,7 +113,8 @@ plt.show()
 # %% [markdown]
 # ## A session
 #
-# `start` starts a command as your shell would, in an empty folder. Train DQN on CartPole for a few seconds:
+# In this notebook, `start` starts a command as your shell would, in an empty folder. Train DQN on
+# CartPole for a few seconds:
 
 
 # %% tags=["hide-input"]
@@ -136,8 +138,8 @@ flags = "--config cartpole --total-steps 7000 --epsilon-decay-steps 4000 --check
 process = start(f"rlbook train dqn {flags} --eval-every 1000 --seed 1 --run-dir runs/a")
 
 # %% [markdown]
-# While it learns, somebody shuts the machine down, and the process gets the signal SIGTERM. Here that
-# happens after its first checkpoint. It writes another one and says how to continue.
+# While it learns, somebody shuts the machine down, and the process gets the signal SIGTERM. Here
+# that happens after its first checkpoint. The run writes another one and says how to continue.
 
 # %%
 while process.poll() is None and not list(Path(folder.name).glob("runs/a/checkpoints/*.pt")):
@@ -153,11 +155,12 @@ evaluations = [json.loads(line) for line in lines if "eval_return_mean" in line]
 assert [line["global_step"] for line in evaluations] == list(range(1_000, 7_001, 1_000))
 
 # %% [markdown]
-# The run ends with the same weights as one that was never stopped. [The run](run.ipynb) explains how.
+# The run ends with the same weights as one that was never stopped. [The run](run.ipynb) explains
+# how.
 #
-# What has the agent learned? `evaluate` plays episodes. `predict` prints the action for one observation and
-# the Q-values that it comes from. Here the pole leans to the right and falls. From now on, `say` runs a
-# command inside this notebook, which saves the time to start a process.
+# What has the agent learned? `evaluate` plays episodes. `predict` prints the action for one
+# observation and the Q-values that it comes from. Here the pole leans to the right and falls. From
+# now on, `say` runs a command inside this notebook, which saves the time to start a process.
 
 
 # %% tags=["hide-input"]
@@ -200,8 +203,8 @@ display(Image.open(Path(folder.name) / "curve.png").resize((825, 424)))
 #
 # ## The parser
 #
-# Python's `argparse` answers a mistake with the usage of the whole command and puts the reason into the
-# last line. A training command has many flags, so its usage is long:
+# Python's `argparse` answers a mistake with the usage of the whole command and puts the reason
+# into the last line. A training command has many flags, so its usage is long:
 
 # %%
 plain = argparse.ArgumentParser(prog="rlbook train")
@@ -213,11 +216,11 @@ with contextlib.redirect_stderr(said), contextlib.suppress(SystemExit):
 print(f"({len(usage)} lines of usage)", last, sep="\n")
 
 # %% [markdown]
-# And it accepted `--total-step` for `--total-steps`, because `argparse` completes flags. A script that
-# relies on this breaks as soon as a second flag starts with the same letters.
+# And it accepted `--total-step` for `--total-steps`, because `argparse` completes flags. A script
+# that relies on this breaks as soon as a second flag starts with the same letters.
 #
-# Our parser completes nothing. A mistake raises a `ValueError` with one sentence, which names the nearest
-# flag if there is one.
+# Our parser completes nothing. A mistake raises a `ValueError` with one sentence, which names the
+# nearest flag if there is one.
 
 # %%
 #| export
@@ -262,8 +265,8 @@ for words in (["--sead", "1"], ["--total-step", "100"], ["--seed"], ["now"]):
 # %% [markdown]
 # ## A table of commands
 #
-# A command is a function that takes a parser and the words that were typed, and returns an exit code. The
-# decorator `command` puts it into a table. Its docstring is its line of help.
+# A command is a function that takes a parser and the words that were typed, and returns an exit
+# code. The decorator `command` puts it into a table. Its docstring is its line of help.
 
 # %%
 #| export
@@ -316,9 +319,9 @@ def help_text() -> str:
     )
 
 # %% [markdown]
-# The first command lists the algorithms. `rlbook.ALGORITHMS` imports them when it is first used, and with
-# them torch, which takes seconds. That is why torch is not among the imports of this chapter:
-# `rlbook --help` should answer at once.
+# The first command lists the algorithms. `rlbook.ALGORITHMS` imports them when it is first used,
+# and with them torch, which takes seconds. `rlbook --help` should answer at once, so this module
+# does not import torch at the top.
 
 # %%
 #| export
@@ -342,9 +345,10 @@ def list_command(parser: Parser, arguments: list[str]) -> int:
 # %% [markdown]
 # ## Flags and files
 #
-# The flags of `rlbook train` depend on the algorithm, and the algorithm may be named in a config file that
-# a flag names. So the words are read twice: first only for the algorithm and `--config`, then with all
-# flags of that algorithm. If the algorithm is typed, it comes first; exercise 2 asks why.
+# The flags of `rlbook train` depend on the algorithm, and the algorithm may be named in a config
+# file that a flag names. So the words are read twice: first only for the algorithm and `--config`,
+# then with all flags of that algorithm. An algorithm that is typed must come first; exercise 2
+# asks why.
 
 # %%
 #| export
@@ -362,8 +366,8 @@ def choose(arguments: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
 
 
 # %% [markdown]
-# An algorithm has some forty settings. The help shows them in three groups: those that you need most, those
-# of the algorithm, and those of any run.
+# An algorithm has about forty settings. The help shows them in three groups: those that you need
+# most, those of the algorithm, and those of any run.
 
 # %%
 #| export
@@ -410,9 +414,9 @@ def parse_training(
 
 
 # %% [markdown]
-# The last line decides which value wins: a flag overrides the file, and the file overrides the default. By
-# hand: the file below sets `lr` and `seed`, the flag sets `seed` again, and `n_step` comes from the shipped
-# config `cartpole` that the file builds on.
+# The last line decides which value wins: a flag overrides the file, and the file overrides the
+# default. By hand: the file below sets `lr` and `seed`, the flag sets `seed` again, and `n_step`
+# comes from the shipped config `cartpole` that the file builds on.
 
 # %%
 with contextlib.chdir(folder.name):
@@ -426,8 +430,9 @@ assert (agent_class.name, config.lr, config.seed) == ("dqn", 5e-4, 4)
 # %% [markdown]
 # ## Training and resuming
 #
-# In Python a run without `run_dir` writes no files. In a shell the result would then be lost when the
-# process ends. So a run gets a directory with a name such as `runs/dqn-CartPole-v1-0`, unless you name one.
+# In Python a run without `run_dir` writes no files. In a shell the result would then be lost when
+# the process ends. So a run gets a directory with a name such as `runs/dqn-CartPole-v1-0`, unless
+# you name one.
 
 # %%
 #| export
@@ -489,8 +494,8 @@ def resume_command(parser: Parser, arguments: list[str]) -> int:
 # %% [markdown]
 # ## Using a trained agent
 #
-# The other commands load the agent with `rlbook.load`, which works for every algorithm. `evaluate` plays
-# greedy episodes and prints their mean return with its interval.
+# The other commands load the agent with `rlbook.load`, which works for every algorithm. `evaluate`
+# plays greedy episodes and prints their mean return with its interval.
 
 # %%
 #| export
@@ -557,9 +562,9 @@ def evaluate_command(parser: Parser, arguments: list[str]) -> int:
     return 0
 
 # %% [markdown]
-# `predict` reads and writes JSON, so that any other program can use it. An image is too long for a command
-# line, so it may come from a `.npy` file. Such a file can contain a pickle, and reading a pickle can run
-# code ([Checkpoints](checkpoint.ipynb) shows how), so pickles are refused.
+# `predict` reads and writes JSON, so that any other program can use it. An image is too long for a
+# command line, so it may come from a `.npy` file. Such a file can contain a pickle, and reading a
+# pickle can run code ([Checkpoints](checkpoint.ipynb) shows how), so pickles are refused.
 
 # %%
 #| export
@@ -612,8 +617,8 @@ def predict_command(parser: Parser, arguments: list[str]) -> int:
     return 0
 
 # %% [markdown]
-# `watch` plays in an environment that returns pictures, and writes them as an animation with `save_gif`
-# from [figures](figures.ipynb).
+# `watch` plays in an environment that returns pictures, and writes them as an animation with
+# `save_gif` from [figures](figures.ipynb).
 
 # %%
 #| export
@@ -681,7 +686,7 @@ def watch_command(parser: Parser, arguments: list[str]) -> int:
     return 0
 
 # %% [markdown]
-# `export` writes the policy for programs without Python, as the chapter [Export](export.ipynb) tells.
+# `export` writes the policy for programs without Python. [Export](export.ipynb) explains how.
 
 # %%
 #| export
@@ -702,8 +707,8 @@ def export_command(parser: Parser, arguments: list[str]) -> int:
 
 
 # %% [markdown]
-# `plot` draws the learning curves of runs. Runs that differ only in their seed become one curve: a mean
-# with a band. It can draw the result of a sweep, too.
+# `plot` draws the learning curves of runs. Runs that differ only in their seed become one curve: a
+# mean with a band. It can draw the result of a sweep, too.
 
 # %%
 #| export
@@ -733,8 +738,10 @@ def plot_command(parser: Parser, arguments: list[str]) -> int:
 # %% [markdown]
 # ## Many seeds
 #
-# One seed proves little. `sweep` trains several side by side, and variants of the settings if you like.
-# [Sweeps](sweep.ipynb) shows what happens inside, and [cluster](cluster.ipynb) does it on many machines.
+# One seed proves little. `sweep` trains several side by side, and variants of the settings if you
+# like. [Sweeps](sweep.ipynb) explains how, and [cluster](cluster.ipynb) does it on many machines.
+# Here the command only checks what was typed and passes it on: `--seed` is the first of the seeds,
+# and `--seeds` says how many there are.
 
 # %%
 #| export
@@ -780,7 +787,7 @@ def sweep_command(parser: Parser, arguments: list[str]) -> int:
     return 0
 
 # %% [markdown]
-# `tune` searches for good settings, as the chapter [Tuning](tune.ipynb) tells. A setting that you type is
+# `tune` searches for good settings, as [Tuning](tune.ipynb) explains. A setting that you type is
 # not searched.
 
 # %%
@@ -839,8 +846,8 @@ def tangle_command(parser: Parser, arguments: list[str]) -> int:
 # %% [markdown]
 # ## Exit codes
 #
-# A script that calls `rlbook` looks at the exit code. A person reads the last line. Both tell what
-# happened:
+# A script that calls `rlbook` looks at the exit code, and a person reads the last line. Both say
+# what happened:
 #
 # | exit code | what happened | what is printed |
 # |---|---|---|
@@ -886,8 +893,8 @@ def dispatch(arguments: list[str]) -> int:
     return entry.run(parser, arguments[1:])
 
 # %% [markdown]
-# Only `main` deals with exit codes. Note what it does *not* catch: a `KeyError` or a `TypeError` is a bug in
-# this library, not a mistake of the user, and keeps its traceback.
+# Only `main` turns exceptions into exit codes. Note what it does *not* catch: a `KeyError` or a
+# `TypeError` is a bug in this library, not a mistake of the user, and keeps its traceback.
 
 # %%
 #| export
@@ -940,7 +947,7 @@ for line in ("rlbook --help", "rlbook list"):
     say(line, main)
 
 # %% [markdown]
-# Here is what users get for their mistakes. After each of them, nothing on the disk has changed.
+# Here are the answers to eight mistakes. None of them changes anything on the disk.
 
 # %%
 before = {path: path.stat().st_mtime_ns for path in Path(folder.name).rglob("*")}
@@ -960,10 +967,10 @@ assert before == {path: path.stat().st_mtime_ns for path in Path(folder.name).rg
 # %% [markdown]
 # ## Honest edges
 #
-# - `rlbook predict` gives a recurrent agent a single observation, without those before it. To play a whole
-#   episode, use `agent.predict` in Python and pass the hidden state from step to step.
+# - `rlbook predict` gives a recurrent agent a single observation, without those before it. To play
+#   a whole episode, use `agent.predict` in Python and pass the hidden state from step to step.
 # - `rlbook train dqn --help` has to import torch to know the flags, and takes seconds.
-# - The flags of an algorithm come after its name, and the shell does not complete them.
+# - The name of an algorithm comes before its flags. The Tab key does not complete flags.
 #
 # ## Exercises
 #
@@ -1004,9 +1011,9 @@ assert before == {path: path.stat().st_mtime_ns for path in Path(folder.name).rg
 # <details>
 # <summary>Solution</summary>
 #
-# A list takes all words that follow, so `dqn` would be the third layer, and the error would be about
-# `hidden`. And before the algorithm is known, nobody can tell which flags take a word: in `--double dqn`,
-# `dqn` could be the value of the flag.
+# A flag for a list takes all words that follow, so `dqn` would be the third layer, and the error
+# would be about `hidden`. And before the algorithm is known, the parser cannot tell which flags
+# take a word: in `--double dqn`, `dqn` could be the value of the flag.
 #
 # ```python
 # import argparse
@@ -1028,8 +1035,8 @@ assert before == {path: path.stat().st_mtime_ns for path in Path(folder.name).rg
 # <details>
 # <summary>Solution</summary>
 #
-# JSON has no NaN. Python writes and reads it all the same, but other programs refuse the whole line:
-# `json.dumps({"low": float("nan")})` is `{"low": NaN}`.
+# JSON has no NaN. Python writes and reads it all the same, but other programs refuse the whole
+# line: `json.dumps({"low": float("nan")})` is `{"low": NaN}`.
 #
 # ```python
 # import json
@@ -1041,8 +1048,8 @@ assert before == {path: path.stat().st_mtime_ns for path in Path(folder.name).rg
 # </details>
 
 # %% [markdown]
-# **Exercise 4, a planted bug.** Somebody found that `main` has too many `except` lines and wrote this. It
-# even answers more mistakes with one sentence than before. Look at the second answer. What is it worth to a
+# **Exercise 4, a planted bug.** Somebody found that `main` has too many `except` lines and wrote
+# this. It answers even more mistakes with one sentence. Look at the second answer. Does it help a
 # user?
 
 
@@ -1073,10 +1080,10 @@ print("exit code", short_main(["best", "runs/a"]))
 # <details>
 # <summary>Solution</summary>
 #
-# The answer is `'eval_return_mean'`, and the exit code blames the user. In truth `best` has a bug: not
-# every line of the metrics holds an evaluation, and the first line without one raises a `KeyError`. The
-# wide `except` caught it and threw away the traceback, which named the line. Catch what you can explain,
-# and let all other exceptions through:
+# The answer is `'eval_return_mean'`, and the exit code blames the user. In truth `best` has a bug:
+# not every line of the metrics holds an evaluation, and the first line without one raises a
+# `KeyError`. The broad `except` caught it and threw away the traceback, which named the line.
+# Catch what you can explain, and let all other exceptions through:
 #
 # ```python
 # def short_main(arguments: list[str]) -> int:
@@ -1110,9 +1117,10 @@ del COMMANDS["best"]  # only for the exercise
 # <details>
 # <summary>Solution</summary>
 #
-# With the lines: 141 (or 0, if all was written before `head` ended), and nothing on stderr. Without them: a
-# traceback, or *Exception ignored in: <_io.TextIOWrapper name='<stdout>'>* when Python writes the rest
-# of its output as it exits. To prevent that, `main` redirects stdout to the null device.
+# With the lines: 141 (or 0, if all was written before `head` ended), and nothing on stderr.
+# Without them: a traceback, or *Exception ignored in: <_io.TextIOWrapper name='<stdout>'>* when
+# Python writes the rest of its output as it exits. To prevent that, `main` redirects stdout to the
+# null device.
 #
 # ```python
 # import subprocess

@@ -14,18 +14,18 @@
 # %% [markdown]
 # # Export
 #
-# A trained agent is a small function: an observation goes in, an action comes out. The robot, the game or
-# the browser that needs this function has no PyTorch and no rlbook. [ONNX](https://onnx.ai) is a file
-# format for such functions, and a runtime of a few megabytes computes them from C++, C#, Java, JavaScript,
-# Rust or Python. In this chapter you write the greedy policy of any agent to one file: the network, what
-# happens to an observation before it, what happens to an action after it, and the hidden state of a
-# recurrent agent.
+# A trained agent is a small function: an observation goes in, an action comes out. The robot, the
+# game or the browser that needs this function has no PyTorch and no rlbook.
+# [ONNX](https://onnx.ai) is a file format for such functions, and programs in C++, C#, Java,
+# JavaScript, Rust or Python can run the file with a small runtime. In this chapter you write the
+# greedy policy of any agent to one file: the preprocessing of the observation, the network, the
+# scaling of the action, and the hidden state of a recurrent agent.
 #
 # | | |
 # |---|---|
 # | Builds on | [the agent](agent.ipynb): its method `greedy` |
 # | Same | the actions of `predict`, for every algorithm of the book and for your own |
-# | Different | nothing of Python is left in the file |
+# | Different | the file needs no Python to run |
 # | Needs | `pip install 'rlbook[onnx]'` |
 
 # %% tags=["hide-input"]
@@ -79,7 +79,7 @@ print(f"{(folder / 'policy.onnx').stat().st_size:,} bytes, and the checkpoint ha
       f"{(folder / 'agent.pt').stat().st_size:,}")
 
 # %% [markdown]
-# This cell plays an episode with the file, and needs nothing of rlbook:
+# This cell plays an episode with the file, without rlbook:
 
 # %%
 session = onnxruntime.InferenceSession(folder / "policy.onnx")
@@ -93,8 +93,8 @@ while not ended:
 print(f"return {total:.0f}")
 
 # %% [markdown]
-# It is the same policy: a thousand observations get the same thousand actions, and they may come all at
-# once, because the size of the batch is not part of the file.
+# It is the same policy: a thousand observations get the same thousand actions, and they may come
+# all at once, because the size of the batch is not part of the file.
 
 # %%
 many = np.random.default_rng(0).normal(0, 0.5, (1_000, 4)).astype(np.float32)
@@ -103,9 +103,10 @@ assert np.array_equal(session.run(None, {"obs": many})[0], agent.predict(many)[0
 # %% [markdown]
 # ## Tracing
 #
-# The agent's `act` is ordinary Python. `torch.export` runs it once with placeholders instead of numbers,
-# writes down each operation on them, and returns the list. It understands PyTorch *and NumPy*. Look for the
-# multiplication and the clipping (`clamp`) between copies and checks:
+# The agent's `act` is ordinary Python. `torch.export` runs it once with placeholders instead of
+# numbers, records each operation on them, and returns the list. This is called *tracing*, and it
+# understands PyTorch *and NumPy*. Look for the multiplication and the clipping (`clamp`) between
+# copies and checks:
 
 # %%
 class Example(nn.Module):
@@ -122,12 +123,13 @@ print(*[node.target for node in traced.graph.nodes if node.op == "call_function"
 assert traced.module()(torch.tensor([[0.2, 3.0, -1.0]] * 2)).tolist() == [[0.4000000059604645, 1, -1]] * 2
 
 # %% [markdown]
-# So there is no second version of `act` to be written, and none that could drift from the first: what is
-# exported *is* the `act` that plays. One thing has to be taken care of. What `act` reads from the agent
-# must become part of the file. For the parameters of networks PyTorch sees to that. NumPy arrays, such as
-# the bounds of the actions, it forgets. So the module below owns a tensor (a *buffer*) for each array that
-# can be reached from the agent, and puts the traced tensor in the array's place before it calls `greedy`.
-# A buffer that nobody reads does not get into the file.
+# So nobody has to write a second version of `act`, which could drift from the first: what is
+# exported *is* the `act` that plays. One problem is left. What `act` reads from the agent must
+# become part of the file. PyTorch does this for the parameters of networks, but not for NumPy
+# arrays such as the bounds of the actions. So the module below has a tensor (in PyTorch's words,
+# a *buffer*) for each array that can be reached from the agent. Before it calls `greedy`, it puts
+# the traced tensor in the place of the array. NumPy numbers become plain Python numbers. A buffer
+# that nothing reads does not get into the file.
 
 # %%
 #| export
@@ -204,9 +206,9 @@ print(", ".join(found(SAC("Pendulum-v1"))))
 # %% [markdown]
 # ## The file
 #
-# Inputs and outputs have names, and the first dimension of each is the batch. Each file says what it is:
-# the algorithm, the environment, the training steps, and the shape and type of all inputs and outputs, as
-# metadata that the runtime can read.
+# Inputs and outputs have names, and the first dimension of each is the batch. Each file has
+# metadata that the runtime can read: the algorithm, the environment, the training steps, and the
+# shape and type of all inputs and outputs.
 
 # %%
 #| export
@@ -278,10 +280,11 @@ def trace(agent: Agent, inputs: dict[str, np.ndarray]) -> Any:
         )
 
 # %% [markdown]
-# Nothing may go wrong silently here. An `act` of your own could draw a random number, or choose its path
-# by a value that it sees, and the trace would keep the one path that it took. So before the file gets its
-# name, its answers are compared with those of the agent. Continuous actions may differ by rounding, and
-# one discrete action in a hundred by a tie.
+# Nothing may go wrong silently here. An `act` of your own could use a random number, or branch on
+# a value of the observation, and the trace would keep only the branch that it took. So before the
+# file gets its name, its actions are compared with those of the agent. They may differ by
+# rounding, and one action in a hundred may differ altogether, because rounding can decide between
+# two equal Q-values.
 
 # %%
 #| export
@@ -361,8 +364,8 @@ def export_onnx(agent: Agent, path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 # %% [markdown]
-# Here is what a file of SAC says of itself. Its actions come out between the bounds of the environment,
-# −2 and 2, because the scaling is part of `act`:
+# Here is the metadata of a SAC agent's file. Its actions are between the bounds of the
+# environment, −2 and 2, because the scaling is part of `act`:
 
 # %%
 export_onnx(SAC("Pendulum-v1", seed=1), folder / "sac.onnx")
@@ -377,10 +380,10 @@ assert np.abs(torques).max() <= 2
 # %% [markdown]
 # ## A recurrent agent
 #
-# [DRQN](drqn.ipynb) carries a hidden state from step to step. In a file it is an input and an output: what
-# comes out as `next_state_0` goes in as `state_0` at the next step. Where an episode starts, say so in
-# `episode_start`, and whatever the state was counts as zero. So one batch can hold many games, each at
-# another point of its episode.
+# [DRQN](drqn.ipynb) carries a hidden state from step to step. In a file it is an input and an
+# output: what comes out as `next_state_0` goes in as `state_0` at the next step. `episode_start`
+# says which episodes start, and for those the state is reset to zero. So one batch can hold many
+# games, each at another step of its episode.
 
 # %%
 recurrent = DRQN("rlbook/MaskedCartPole-v0", seed=1)
@@ -403,6 +406,9 @@ for t in range(250):  # four games: a thousand observations
 
 # %% [markdown]
 # ## Mistakes
+#
+# A mistake gets one sentence, and no file is left behind. The policy of `Coin` is random, so its
+# file cannot give the same actions:
 
 # %%
 class Coin(DQN):
@@ -430,18 +436,21 @@ assert not (folder / "coin.onnx").exists()
 # ## Honest edges
 #
 # - The file holds the greedy policy. Exploring, learning and the critics stay in Python.
-# - A trace follows one path. `act` may branch on settings, which never change, and not on what it sees.
-# - Running statistics of the observations ([Preprocessing](preprocess.ipynb)) are in the file, as they were
-#   when it was written. Frame stacking and other wrappers belong to the environment, so they are not.
-# - Rounding differs between PyTorch and the runtime: continuous actions agree to about six digits.
-# - Files are checked with the CPU runtime alone. Half precision and quantisation are left to the tools of
-#   ONNX.
+# - A trace follows one path. `act` may branch on settings, which never change, but not on the
+#   observation.
+# - Running statistics of the observations ([Preprocessing](preprocess.ipynb)) are in the file, as
+#   they were when it was written. Frame stacking and other wrappers belong to the environment and
+#   are not in the file.
+# - PyTorch and the runtime round differently, so continuous actions are not the same bit for bit
+#   (exercise 4).
+# - Files are checked only with the CPU runtime. For half precision and quantisation, use the tools
+#   of ONNX.
 #
 # ## Exercises
 #
-# **Exercise 1, a planted bug.** This function plays two episodes of masked CartPole with the recurrent
-# file, and returns the actions. It gives the actions of `predict` in the first episode, and others in the
-# second. Why?
+# **Exercise 1, a planted bug.** This function feeds the observations of two episodes to the
+# recurrent file, and returns the actions. In the first episode they are those of `predict`, in the
+# second they are not. Why?
 
 
 # %%
@@ -463,8 +472,8 @@ def two_episodes(session: Any, episodes: list[np.ndarray]) -> list[int]:
 # <details>
 # <summary>Solution</summary>
 #
-# Only the first step of the first episode is marked as a start, so the second episode begins with the
-# hidden state of the end of the first. Each episode starts at its own first step:
+# Only the first step of the first episode is marked as a start, so the second episode begins with
+# the hidden state of the end of the first. Each episode starts at its own first step:
 #
 # ```python
 # def two_episodes(session: Any, episodes: list[np.ndarray]) -> list[int]:
@@ -503,15 +512,17 @@ def two_episodes(session: Any, episodes: list[np.ndarray]) -> list[int]:
 # </details>
 
 # %% [markdown]
-# **Exercise 2.** How many numbers does the file of the first agent hold, and how many bytes do they take?
-# Compare with the size of the file.
+# **Exercise 2.** How many numbers does the file of the first agent hold, and how many bytes do
+# they take? Compare with the size of the file.
 
 # %% [markdown]
 # <details>
 # <summary>Solution</summary>
 #
-# Each layer of the Q-network has a weight for each pair of input and output, and a bias for each output. A
-# number takes four bytes, and the rest of the file is the list of operations.
+# Each layer of the Q-network has a weight for each pair of input and output, and a bias for each
+# output. By hand: $4 \cdot 64 + 64$, $64 \cdot 64 + 64$ and $64 \cdot 2 + 2$ make 4,610 numbers.
+# At four bytes each they take 18,440 bytes, about half of the file. The rest is mostly the list of
+# operations.
 #
 # ```python
 # q_network = DQN("CartPole-v1").q_network
@@ -524,14 +535,15 @@ def two_episodes(session: Any, episodes: list[np.ndarray]) -> list[int]:
 # </details>
 
 # %% [markdown]
-# **Exercise 3.** Write an agent that takes the better action according to its Q-network, but only if the
-# difference is more than 0.1, and action 0 otherwise. Write `act` so that it can be traced.
+# **Exercise 3.** Write an agent that takes the action with the largest Q-value, but only if this
+# is more than 0.1 above the Q-value of action 0, and action 0 otherwise. Write `act` so that it
+# can be traced.
 
 # %% [markdown]
 # <details>
 # <summary>Solution</summary>
 #
-# A Python `if` would need the value. `np.where` is an operation like any other:
+# A Python `if` would need the value while tracing. `np.where` is an operation that can be traced:
 #
 # ```python
 # class Cautious(DQN):
@@ -558,15 +570,15 @@ def two_episodes(session: Any, episodes: list[np.ndarray]) -> list[int]:
 # </details>
 
 # %% [markdown]
-# **Exercise 4.** Continuous actions of the file and of the agent differ by some 1e-7. Where does the
-# difference come from, if both compute with 32 bits? Show it without ONNX.
+# **Exercise 4.** Continuous actions of the file and of the agent differ in their last digits.
+# Where does the difference come from, if both compute with 32 bits? Show it without ONNX.
 
 # %% [markdown]
 # <details>
 # <summary>Solution</summary>
 #
-# A matrix product is a sum of many numbers, and each addition rounds. Programs that add in another order
-# round differently:
+# A matrix product is a sum of many numbers, and each addition rounds. Programs that add in another
+# order round differently:
 #
 # ```python
 # numbers = np.random.default_rng(0).normal(size=10_000).astype(np.float32)

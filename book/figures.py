@@ -14,9 +14,10 @@
 # %% [markdown]
 # # Figures
 #
-# Every figure in this book is drawn with the functions of this chapter: learning curves with a band,
-# filmstrips, animations, heat maps, and the curves of stored results and runs. At the end you can draw a
-# learning curve that does not flatter its algorithm, and you have measured how far you can trust its band.
+# This chapter has the functions that draw the figures of this book: learning curves with a band,
+# filmstrips, animations, heat maps, and the curves of stored results and runs. At the end you can
+# draw a learning curve that does not flatter its algorithm, and you have measured how far you can
+# trust its band.
 #
 # | | |
 # |---|---|
@@ -24,8 +25,9 @@
 # | Same as in most papers | mean over seeds, 95 % bootstrap interval, one colour per algorithm |
 # | Different from many papers | it says how often that interval is wrong with few seeds |
 #
-# The figure shows why this matters. Algorithms A and B each have five learning curves, and all ten come from
-# **the same distribution**. So A is not better than B, and a figure in which A wins is wrong.
+# The figure shows why this matters. Algorithms A and B each have five learning curves, and all ten
+# come from **the same distribution**. So A is not better than B, and a figure in which A wins is
+# wrong.
 
 # %% tags=["hide-input"]
 #| export
@@ -93,11 +95,11 @@ finished.label_curves(right, title="no difference to see", ylabel="")
 plt.show()
 
 # %% [markdown]
-# On the left, A shows its best seed and B its mean. On the right, both show the mean of their five seeds,
-# with the 95 % interval of that mean as a band.
+# On the left, A shows its best seed and B its mean. On the right, both show the mean of their five
+# seeds, with the 95 % interval of that mean as a band.
 #
-# How much does the best seed flatter? In these made-up curves the final returns of seeds have a standard
-# deviation of 60. The best of two samples from a normal distribution is on average
+# How much does the best seed flatter? In these made-up curves the final returns of seeds have a
+# standard deviation of 60. The best of two samples from a normal distribution is on average
 # $1 / \sqrt{\pi} \approx 0.56$ standard deviations above the mean, and the best of more is higher:
 
 # %%
@@ -108,15 +110,16 @@ for n, sigmas in flattery.items():
 assert abs(flattery[2] - 1 / np.sqrt(np.pi)) < 0.03
 
 # %% [markdown]
-# The more seeds you try, the better your best one looks. It says more about your budget than about your
-# algorithm.
+# The more seeds you try, the better your best one looks. So the best seed says more about your
+# budget than about your algorithm.
 #
 # ## Colours
 #
-# Each algorithm has one colour through the whole book. About one man in twelve sees red and green as nearly
-# the same colour, so the first colours are those of Okabe and Ito, which were chosen for such readers. Their
-# eighth colour, yellow, is left out because it is hard to see on white. Brown, indigo, violet and
-# olive are from the palettes of Paul Tol, made for the same purpose.
+# Each algorithm has one colour through the whole book. About one man in twelve sees red and green
+# as nearly the same colour, so the first colours are those of Okabe and Ito, which were chosen for
+# such readers. Their eighth colour, yellow, is left out because it is hard to see on white. Brown,
+# indigo and olive are from the palettes of Paul Tol, made for the same purpose. Violet was chosen
+# because it differs enough from all the others.
 
 # %%
 #| export
@@ -162,11 +165,12 @@ ax.spines[:].set_visible(False)
 plt.show()
 
 # %% [markdown]
-# The second row shows what a reader without green-sensitive cones sees, by the model of Machado, Oliveira and
-# Fernandes. A test checks with this model that no two colours become too similar.
+# The second row shows what a reader without green-sensitive cones sees, by the model of Machado,
+# Oliveira and Fernandes. A test checks with this model that no two colours become too similar.
 #
-# Some figures show one algorithm several times, for example an ablation, which runs it with one part left out.
-# Then the first curve keeps the algorithm's colour, and the others take what is left of the palette.
+# Some figures show one algorithm several times, for example an ablation, which runs it with one
+# part left out. Then the first curve keeps the algorithm's colour, and the others take what is
+# left of the palette.
 
 # %%
 #| export
@@ -189,8 +193,8 @@ assert series_colors(["dqn", "dqn", "dqn"]) == [COLORS["dqn"], COLORS["drqn"], C
 # %% [markdown]
 # ## One style
 #
-# A figure must be readable on a screen, on paper and on a dark page. On a dark page, black labels on a
-# transparent background are invisible, so the background is white and opaque.
+# A figure must be readable on a screen, on paper and on a dark page. On a dark page, black labels
+# on a transparent background are invisible, so the background is white and opaque.
 
 # %%
 #| export
@@ -234,20 +238,21 @@ assert corner.tolist() == [255, 255, 255, 255]  # white, and no transparency
 # %% [markdown]
 # ## Curves with a band
 #
-# You have $n$ seeds, and at one point of the curve their returns $x_1, \dots, x_n$. The curve shows their
-# mean $\bar x$. How far can it be from the mean of infinitely many seeds? The band answers with a **bootstrap
-# interval**: sample $n$ of the $n$ returns with replacement, take their mean, repeat this 2,000 times, and keep
-# the middle 95 % of the means. (It has nothing to do with the bootstrapping of [Basics](basics.ipynb).) The
-# function `mean_interval` comes from [Environments](envs.ipynb), which uses it for the returns of episodes, and
-# works it out by hand: the returns 1, 2 and 3 have the interval from 1 to 3.
+# You have $n$ seeds, and at one point of the curve their returns $x_1, \dots, x_n$. The curve
+# shows their mean $\bar x$. How far can it be from the mean of infinitely many seeds? The band
+# answers with a **bootstrap interval**: sample $n$ of the $n$ returns with replacement, take their
+# mean, repeat this 2,000 times, and keep the middle 95 % of the means. (It has nothing to do with
+# the bootstrapping of [Basics](basics.ipynb).) The function `mean_interval` comes from
+# [Environments](envs.ipynb), which uses it for the returns of episodes, and has the example by
+# hand: the returns 1, 2 and 3 have the interval from 1 to 3.
 
 # %%
 mean, low, high = mean_interval(np.array([1.0, 2.0, 3.0]))
 assert np.allclose([mean, low, high], [2, 1, 3])
 
 # %% [markdown]
-# One seed has no spread, so it gets no band. The label says how many seeds there are, because you cannot judge
-# a band without this number.
+# One seed has no spread, so it gets no band. The label says how many seeds there are, because you
+# cannot judge a band without this number.
 
 # %%
 #| export
@@ -280,7 +285,8 @@ def label_curves(ax: Axes, title: str = "", ylabel: str = "undiscounted return")
     ax.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 # %% [markdown]
-# How much does it help to run more seeds? Here are the first one, the first three and all of twelve seeds.
+# How much does it help to run more seeds? Here are the first one, the first three and all of
+# twelve seeds.
 
 # %%
 twelve = made_up_returns(np.random.default_rng(4), 12)
@@ -295,16 +301,18 @@ plt.show()
 # %% [markdown]
 # ### Does the band keep its promise?
 #
-# A 95 % interval should contain the true mean in 95 of 100 experiments. You can measure that: repeat the
-# experiment 4,000 times with a known mean, and count. Two other intervals are common in papers:
+# A 95 % interval should contain the true mean in 95 of 100 experiments. You can measure that:
+# repeat the experiment 4,000 times with a known mean, and count. Two other intervals are common in
+# papers:
 #
-# - **one standard error**, $\bar x \pm s / \sqrt n$, with $s^2 = \frac{1}{n-1}\sum_i (x_i - \bar x)^2$;
-# - **Student's interval**, $\bar x \pm t_{n-1}\, s / \sqrt n$, where $t_{n-1}$ is the 97.5 % quantile of
-#   Student's distribution: 1.96 for many seeds, 2.78 for five and 12.7 for two. It is made for returns that are
-#   roughly normal.
+# - **one standard error**, $\bar x \pm s / \sqrt n$, with
+#   $s^2 = \frac{1}{n-1}\sum_i (x_i - \bar x)^2$;
+# - **Student's interval**, $\bar x \pm t_{n-1}\, s / \sqrt n$, where $t_{n-1}$ is the 97.5 %
+#   quantile of Student's distribution: 1.96 for many seeds, 2.78 for five and 12.7 for two. It is
+#   made for returns that are roughly normal.
 #
-# A bootstrap interval also works for the interquartile mean (IQM), the mean without the lowest and the
-# highest quarter of the returns. [Sweeps](sweep.ipynb) sums up its last evaluations with it.
+# A bootstrap interval also works for the interquartile mean (IQM), the mean without the lowest and
+# the highest quarter of the returns. [Sweeps](sweep.ipynb) sums up its last evaluations with it.
 
 # %%
 def iqm_intervals(values: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -355,11 +363,12 @@ assert measured["bootstrap of the IQM"][1] < 0.92
 assert measured["one standard error"][1] < 0.70
 
 # %% [markdown]
-# With five seeds, a bootstrap interval misses the true mean two or three times as often as it promises. It
-# only knows the five returns, and five returns seldom show the full spread. Student's interval keeps its
-# promise, if returns are normal. Why do the curves of the book not show it? Because returns are not normal:
-# they have a largest value, and seeds that fail. Then Student's interval reaches to returns that are impossible,
-# as below zero or above 500 in CartPole. Watch both on five seeds, four of which solve the task:
+# With five seeds, a bootstrap interval misses the true mean two or three times as often as it
+# promises. It only knows the five returns, and five returns seldom show the full spread. Student's
+# interval keeps its promise, if returns are normal. Why do the curves of the book not show it?
+# Because returns are not normal: they have a largest value, and some seeds fail. Then Student's
+# interval can reach returns that are impossible, such as those above 500 in CartPole. Compare both
+# on five seeds, one of which fails:
 
 # %%
 five = np.array([500.0, 500.0, 492.0, 500.0, 100.0])
@@ -370,15 +379,15 @@ print(f"Student's interval {mean - half:.0f} to {mean + half:.0f}, where 500 is 
 assert five.min() <= low <= mean <= high <= five.max() < mean + half
 
 # %% [markdown]
-# So read a band of five seeds as what these seeds say, and trust it less than its 95 %. Ten seeds are better,
-# and the dots of single seeds beside it are better still.
+# So trust a band of five seeds less than its 95 % says. Ten seeds are better, and a figure that
+# also shows each seed as a dot is better still.
 
 # %% [markdown]
 # ## Filmstrips
 #
-# A return of 500 does not tell you what the agent does. A filmstrip does, even on paper: frames at equal
-# distances, the first and the last of the episode among them. By hand: three of ten frames are numbers 0, 4.5
-# (rounded to the even number 4) and 9.
+# A return of 500 does not tell you what the agent does. A filmstrip does, even on paper: frames at
+# equal distances, the first and the last of the episode among them. By hand: three of ten frames
+# are numbers 0, 4.5 (rounded to the even number 4) and 9.
 
 # %%
 #| export
@@ -397,8 +406,8 @@ assert pick_frames(np.arange(10), 3) == [0, 4, 9]
 assert pick_frames(np.arange(2), 3) == [0, 1]
 
 # %% [markdown]
-# An environment that was made without `render_mode="rgb_array"` renders `None`, and an image of floats would
-# be drawn black. Both are errors:
+# An environment that was made without `render_mode="rgb_array"` renders `None`, and an image of
+# floats would be drawn black. Both are errors:
 
 # %%
 #| export
@@ -439,8 +448,8 @@ def filmstrip(frames: Frames, titles: Sequence[str] | None = None, columns: int 
     return figure
 
 # %% [markdown]
-# Here is a policy of one line for CartPole: push the cart to the side to which the pole leans. How does its
-# episode end? (The frames are cut to their middle.)
+# Here is a policy of one line for CartPole: push the cart to the side to which the pole leans. How
+# does its episode end? (The frames are cut to their middle.)
 
 # %%
 def chase(observation: np.ndarray) -> int:
@@ -466,14 +475,14 @@ numbers = [int(i) for i in pick_frames(np.arange(len(episode)), 8)]
 filmstrip([episode[i] for i in numbers], titles=[f"step {i}" for i in numbers])
 
 # %% [markdown]
-# The pole swings from side to side, wider each time, because the policy looks at where the pole is and not at
-# how fast it moves.
+# The pole swings from side to side, wider each time, because the policy looks at where the pole is
+# and not at how fast it moves.
 
 # %% [markdown]
 # ## Animations
 #
-# A figure or an animation may be opened by somebody while it is being written. So we write to a temporary
-# file and then rename it, as [Checkpoints](checkpoint.ipynb) does.
+# A figure or an animation may be opened by somebody while it is being written. So we write to a
+# temporary file and then rename it, as [Checkpoints](checkpoint.ipynb) does.
 
 # %%
 #| export
@@ -492,14 +501,14 @@ def write_whole(path: str | Path, save: Callable[[Path], object]) -> None:
             temporary.unlink()
 
 # %% [markdown]
-# GIFs play everywhere: in a README, in a mail and in a browser. They have three traps. A frame has at most 256
-# colours, and if each frame has its own set, parts that do not move flicker. Time is counted in hundredths
-# of a second, so at 30 frames a second each frame should take 3.33 of them. And browsers slow down a GIF of
-# more than 50 frames a second.
+# GIFs play everywhere: in a README, in a mail and in a browser. They have three traps. A frame has
+# at most 256 colours, and if each frame has its own set, parts that do not move flicker. A delay
+# is a whole number of hundredths of a second, but at 30 frames a second each frame should take
+# 3.33 of them. And browsers slow down a GIF of more than 50 frames a second.
 #
-# By hand: three frames at 30 a second end after 3.33, 6.67 and 10 hundredths. Rounded, that is 3, 7 and 10, so
-# the delays are 3, 4 and 3, and the sum is right. At 100 frames a second, every other frame is left out, and
-# the rest play at 50.
+# By hand: three frames at 30 a second end after 3.33, 6.67 and 10 hundredths. Rounded, that is 3,
+# 7 and 10, so the delays are 3, 4 and 3, and the sum is right. At 100 frames a second, every other
+# frame is left out, and the rest play at 50.
 
 # %%
 #| export
@@ -547,11 +556,12 @@ HTML(f'<img alt="A pole swings and falls" src="data:image/gif;base64,{picture}">
 # %% [markdown]
 # ## Heat maps
 #
-# To see the values that an agent gives to its states, vary two dimensions and keep the others fixed. The colour
-# map is viridis: equal steps of value look like equal steps of brightness, in grey print too.
+# To see the values that an agent gives to its states, vary two dimensions and keep the others
+# fixed. The colour map is viridis: equal steps of value look like equal steps of brightness, in
+# grey print too.
 #
-# `values[j, i]` belongs to `x[i]` and `y[j]`, in the *middle* of its cell. With three columns from 0 to 2, the
-# cells are 1 wide, and the picture reaches from −0.5 to 2.5.
+# `values[j, i]` belongs to `x[i]` and `y[j]`, in the *middle* of its cell. With three columns from
+# 0 to 2, the cells are 1 wide, and the picture reaches from −0.5 to 2.5.
 
 # %%
 #| export
@@ -586,9 +596,10 @@ image = plot_heatmap(Figure().subplots(), np.zeros((2, 3)), (0, 2, 0, 1), "x", "
 assert np.allclose(image.get_extent(), (-0.5, 2.5, -0.5, 1.5))
 
 # %% [markdown]
-# A second policy for CartPole uses the velocity too: it pushes to the side to which the pole will lean in a
-# quarter of a second. From which states can each of the two save the pole? Start the cart at rest in the
-# middle, with each pole angle and angular velocity in turn, and count the steps until the end, up to 200.
+# A second policy for CartPole uses the velocity too: it pushes to the side to which the pole will
+# lean in a quarter of a second. From which states can each of the two save the pole? Start the
+# cart at rest in the middle, with each pole angle and angular velocity in turn, and count the
+# steps until the end, up to 200.
 
 # %%
 def look_ahead(observation: np.ndarray) -> int:
@@ -626,9 +637,9 @@ for ax, (name, values) in zip(panels, survived.items(), strict=True):
 plt.show()
 
 # %% [markdown]
-# The bright band goes downwards to the right: a pole that leans to the right can be saved if it moves to the
-# left. From the yellow region `look_ahead` never drops the pole. Both maps have the same `limits`, so you can
-# compare their colours.
+# The bright band goes downwards to the right: a pole that leans to the right can be saved if it
+# moves to the left. From the yellow region `look_ahead` never drops the pole. Both maps have the
+# same `limits`, so you can compare their colours.
 
 # %%
 assert (survived["look_ahead"] == 200).mean() > 0.2
@@ -637,9 +648,9 @@ assert (survived["chase"] == 200).mean() < 0.05
 # %% [markdown]
 # ## Stored results
 #
-# Ablations over many seeds take hours. `rlbook sweep` stores their results in `book/results/`, each with the
-# command that made it, and a chapter only draws them. A file that cannot be drawn is refused when it is read,
-# with the reason.
+# Ablations over many seeds take hours. So `rlbook sweep` trains them once, their results are
+# stored in `book/results/`, each with the command that made it, and a chapter only draws them. If
+# a file cannot be drawn, `load_result` raises an error that says why.
 
 # %%
 #| export
@@ -690,8 +701,8 @@ def load_result(path: str | Path) -> dict[str, Any]:
     return result
 
 # %% [markdown]
-# A variant keeps its colour, whichever other variants are drawn with it, so that you can compare two figures
-# of one result. The first variant of each algorithm has the colour of that algorithm.
+# A variant keeps its colour, whichever other variants are drawn with it, so that you can compare
+# two figures of one result. The first variant of each algorithm has the colour of that algorithm.
 
 # %%
 #| export
@@ -721,9 +732,9 @@ def plot_result(
     ax.legend()
 
 # %% [markdown]
-# Beside its figure a chapter prints where the result comes from: the command, the day, the version of
-# the library, and eight digits of a hash of the file. A test compares those digits with the file, so it notices a figure that was drawn from an
-# older file.
+# Beside its figure a chapter prints where the result comes from: the command, the day, the version
+# of the library, and eight digits of a hash of the result. A test compares those digits with the
+# file, so it notices a figure that was drawn from an older file.
 
 # %%
 #| export
@@ -734,7 +745,8 @@ def made_by(result: dict[str, Any]) -> str:
     return f"{result['command']}  # {result['created']}, rlbook {version}, {digest}"
 
 # %% [markdown]
-# This is what a file holds, here with made-up curves. The bands are 95 % intervals of the mean of five seeds.
+# This is what a file holds, here with made-up curves. The bands are 95 % intervals of the mean of
+# five seeds.
 
 # %%
 rng = np.random.default_rng(5)
@@ -770,10 +782,10 @@ plt.show()
 assert made_by(result) != made_by({**result, "seconds": 1.0})
 
 # %% [markdown]
-# Six overlapping bands are hard to tell apart, and they hide the seeds. An ablation asks where each variant
-# ends. So a second kind of figure shows the last evaluation of each seed as a dot, their interquartile mean as
-# a diamond with its number, and its 95 % bootstrap interval as a bar. [Sweeps](sweep.ipynb) computes the last
-# two and stores them in the file.
+# Many overlapping bands are hard to tell apart, and they hide the seeds. A second kind of figure
+# shows only where each variant ends: the last evaluation of each seed as a dot, their
+# interquartile mean as a diamond with its number, and its 95 % bootstrap interval as a bar.
+# [Sweeps](sweep.ipynb) computes the last two and stores them in the file.
 
 # %%
 #| export
@@ -803,7 +815,8 @@ def plot_scores(
     ax.margins(x=0.08)
 
 # %% [markdown]
-# `draw_result` puts both into one figure: curves above, last evaluations below, and one legend outside.
+# `draw_result` puts both into one figure: curves above, last evaluations below, and one legend
+# outside.
 
 # %%
 #| export
@@ -823,8 +836,9 @@ draw_result(plt.figure(), result)
 plt.show()
 
 # %% [markdown]
-# An ablation removes one part at a time and asks how much worse the algorithm gets. So each part has a panel of
-# its own, with the whole algorithm beside it, in two colours. The vertical axis covers the returns of the seeds.
+# An ablation removes one part at a time and asks how much worse the algorithm gets. So
+# `draw_parts` gives each removed part a panel of its own, with two curves: the algorithm without
+# this part, and the whole algorithm. The vertical axis covers the returns of all seeds.
 
 # %%
 #| export
@@ -884,22 +898,24 @@ plt.show()
 # %% [markdown]
 # ## Beside another library
 #
-# Two programs of the same algorithm with the same settings should learn equally well. `bench/parity.py` trains
-# both over several seeds and evaluates them at the same steps. One number compares the curves of a seed, late
-# and early parts alike: the mean height $A$ of its learning curve, which is the area under it, divided by its
-# width. The difference of the two means over seeds is the estimate:
+# Two implementations of the same algorithm with the same settings should learn equally well.
+# `bench/parity.py` trains both over several seeds and evaluates them at the same steps. One number
+# sums up the learning curve of a seed, early and late parts alike: its mean height $A$, which is
+# the area under the curve divided by its width. We estimate the difference of the two means over
+# seeds:
 #
 # $$D = \frac{1}{n}\sum_{i=1}^{n} A_i^{\text{ours}} - \frac{1}{m}\sum_{j=1}^{m} A_j^{\text{theirs}}$$
 #
-# Seeds decide a lot, so $D$ needs an interval. Its *bootstrap interval* asks what $D$ would have been with
-# other seeds: it samples as many seeds as there are from each side, with replacement, computes $D$ again, and
-# repeats this ten thousand times. The middle 95 % of these numbers are the interval. If it contains 0, the
-# seeds show no difference.
+# $D$ depends on the seeds, so it needs an interval. Its *bootstrap interval* asks what $D$ would
+# have been with other seeds: sample as many seeds as there are from each side, with replacement,
+# compute $D$ again, and repeat this ten thousand times. The middle 95 % of these numbers are the
+# interval. If it contains 0, the seeds show no difference.
 #
-# By hand, two seeds a side, each evaluated twice. Ours: (0, 10) and (10, 20), so $A = 5$ and $15$. Theirs:
-# (0, 0) and (0, 10), so $A = 0$ and $5$. Then $D = 10 - 2.5 = 7.5$. A quarter of the samples of ours have the
-# mean 5, and a quarter of theirs the mean 5, so $D = 0$ in one sample of 16, which is 6 %. That is more than
-# the 2.5 % that are cut off, so the interval begins at 0. In the same way it ends at $15 - 0$.
+# By hand, two seeds a side, each evaluated twice. Ours: (0, 10) and (10, 20), so $A = 5$ and $15$.
+# Theirs: (0, 0) and (0, 10), so $A = 0$ and $5$. Then $D = 10 - 2.5 = 7.5$. A quarter of the
+# samples of ours have the mean 5, and a quarter of theirs the mean 5, so $D = 0$ in one sample of
+# 16, which is 6 %. That is more than the 2.5 % that are cut off, so the interval begins at 0. In
+# the same way it ends at $15 - 0$.
 
 # %%
 #| export
@@ -934,8 +950,9 @@ def plot_parity(ax: Axes, result: dict[str, Any]) -> None:
 assert area_difference([0, 10], [[0, 10], [10, 20]], [[0, 0], [0, 10]]) == (7.5, 0, 15)
 
 # %% [markdown]
-# Both sides of the next figure come from the same distribution, so 95 % of such intervals should contain 0.
-# With few seeds fewer do, because a bootstrap interval of few values is too narrow:
+# If both sides come from the same distribution, 95 % of such intervals should contain 0. With few
+# seeds fewer do, because a bootstrap interval of few values is too narrow. The figure shows one
+# pair:
 
 # %%
 for n in (5, 10, 20):
@@ -954,9 +971,9 @@ plt.show()
 # %% [markdown]
 # ## The metrics of a run
 #
-# A run writes `metrics.jsonl`, one JSON object a line, some with training metrics and some with evaluations.
-# You may read the file while the run goes on, or after it was killed. Then the last line can be incomplete, and
-# is left out. An incomplete line in the middle is an error.
+# A run writes `metrics.jsonl`, one JSON object per line: some have training metrics and some have
+# evaluations. You may read the file while the run goes on, or after it was killed. Then the last
+# line may be incomplete, and it is left out. An incomplete line in the middle is an error.
 
 # %%
 #| export
@@ -1024,9 +1041,10 @@ def read_run(path: str | Path, metric: str) -> Curve:
 # %% [markdown]
 # ## Runs side by side
 #
-# `rlbook plot runs/a runs/b --out curve.png` draws several runs into one figure. Runs that differ only in their
-# seed become one curve with a band. A few settings only say where and how often something is written. They do
-# not count as a difference.
+# `rlbook plot runs/a runs/b --out curve.png` draws several runs into one figure. Runs that differ
+# only in their seed become one curve with a band. Settings that only say where and how often
+# something is written do not count as a difference. `find_runs` takes the directory of a sweep
+# too, and finds its runs.
 
 # %%
 #| export
@@ -1052,12 +1070,12 @@ def group_runs(paths: Sequence[str | Path], metric: str) -> list[list[Curve]]:
     return [list(group.values()) for group in groups.values()]
 
 # %% [markdown]
-# The runs of a group may have been evaluated at different steps. So the curves are interpolated at all steps at
-# which any of them was evaluated, but only up to the end of the shortest. Beyond it, the mean would jump, because
-# one run is missing.
+# The runs of a group may have been evaluated at different steps. So the curves are interpolated at
+# all steps at which any of them was evaluated, but only where all of them have values. Beyond the
+# end of the shortest run, the mean would jump, because one run is missing.
 #
-# By hand: one run has the returns 0, 10, 20 at the steps 0, 10, 20, and another has 7, 7 at the steps 5 and 15.
-# Both cover 5 to 15. There, the first has 5, 10 and 15 at the steps 5, 10 and 15.
+# By hand: one run has the returns 0, 10, 20 at the steps 0, 10, 20, and another has 7, 7 at the
+# steps 5 and 15. Both cover 5 to 15. There, the first has 5, 10 and 15 at the steps 5, 10 and 15.
 
 # %%
 #| export
@@ -1079,8 +1097,8 @@ assert grid.tolist() == [5, 10, 15]
 assert values.tolist() == [[5, 10, 15], [7, 7, 7]]
 
 # %% [markdown]
-# The label of a group names its algorithm and up to three of the settings in which it differs from the other
-# groups.
+# The label of a group names its algorithm and up to three of the settings in which it differs from
+# the other groups.
 
 # %%
 #| export
@@ -1131,8 +1149,8 @@ def plot_runs(
     return figure
 
 # %% [markdown]
-# The results of sweeps are drawn in the same way. If there are several files, a curve is named after its file,
-# too.
+# The stored results of sweeps are drawn in the same way. If there are several files, the label of
+# a curve starts with the name of its file.
 
 # %%
 #| export
@@ -1159,8 +1177,9 @@ def plot_results(paths: Sequence[str | Path], out: str | Path) -> Figure:
     return figure
 
 # %% [markdown]
-# Ten made-up runs: five seeds at each of two learning rates, and one of them stopped early. The bands are 95 %
-# intervals of the mean of five seeds. The lower curve ends where its shortest run does.
+# Ten made-up runs: five seeds at each of two learning rates, and one of them stopped early. The
+# bands are 95 % intervals of the mean of five seeds. The lower curve ends where its shortest run
+# does.
 
 # %%
 with tempfile.TemporaryDirectory() as folder:
@@ -1183,10 +1202,10 @@ figure
 # %% [markdown]
 # ## Honest edges
 #
-# - **No interval knows what it has not seen.** Take seeds that either solve the task or fail: suppose that
-#   four seeds in five reach 500 and the fifth stays at 100, so that the mean is 420. Then in
-#   $0.8^5 = 33\,\%$ of experiments all five seeds reach 500, and the band has no width at all, around the wrong
-#   mean. If a band is suspiciously narrow, draw the seeds.
+# - **No interval knows what it has not seen.** Take seeds that either solve the task or fail:
+#   suppose that four seeds in five reach 500 and the fifth stays at 100, so that the mean is 420.
+#   Then in $0.8^5 = 33\,\%$ of experiments all five seeds reach 500, and the band has no width at
+#   all, around the wrong mean. If a band is suspiciously narrow, draw the seeds.
 
 # %%
 def solve_or_fail(rng: np.random.Generator, size: tuple[int, int]) -> np.ndarray:
@@ -1203,24 +1222,26 @@ for n in (5, 10, 20):
 assert abs(shares[5] - (1 - 0.8**5)) < 0.02
 
 # %% [markdown]
-# - **The band is too narrow with few seeds**, as you have measured: with five it contains the mean in some
-#   five of six experiments. It never leaves the range of the returns that were seen.
-# - **The band holds at each step by itself.** At each step it contains the mean in 95 % of experiments. The
-#   whole curve is inside less often.
-# - **Overlapping bands do not prove that two algorithms are equal.** To compare two algorithms, look at the
-#   interval of the difference (exercise 4).
-# - **Agarwal et al. (2021) recommend the interquartile mean with a stratified bootstrap** over many tasks and
-#   seeds together, for example 26 games with three runs each. In this book it is over the five seeds of one
-#   task. Its interval is then too narrow, too, and so the seeds are drawn beside it.
-# - **A GIF has 256 colours.** That is enough for CartPole. In a picture with many shades you see steps.
+# - **The band is too narrow with few seeds**, as you have measured: with five it contains the mean
+#   in about five of six experiments. It never leaves the range of the returns that were seen.
+# - **The band holds at each step by itself.** Even with many seeds, the 95 % are those of a single
+#   step. The whole true curve is inside the band less often.
+# - **Overlapping bands do not prove that two algorithms are equal.** To compare two algorithms,
+#   look at the interval of the difference (exercise 4).
+# - **Agarwal et al. (2021) recommend the interquartile mean with a stratified bootstrap** over
+#   many tasks and seeds together, for example 26 games with three runs each. In this book it is
+#   over the seeds of one task. With few seeds its interval is too narrow as well, so the seeds are
+#   drawn beside it.
+# - **A GIF has 256 colours.** That is enough for CartPole. In a picture with many shades you see
+#   steps.
 
 # %% [markdown]
 # ## Exercises
 #
-# **1. A planted bug.** A colleague writes a band with Student's interval. By hand, 1, 2 and 3 have the mean 2,
-# $s = 1$ and $t_2 = 4.303$, so the interval is $2 \pm 4.303 / \sqrt 3 = 2 \pm 2.484$. It passes this example, and the
-# coverage of single points is right. Then you draw curves of 100 points with it, and the bands are too narrow.
-# What is wrong?
+# **1. A planted bug.** A colleague writes a band with Student's interval. By hand, 1, 2 and 3 have
+# the mean 2, $s = 1$ and $t_2 = 4.303$, so the interval is $2 \pm 4.303 / \sqrt 3 = 2 \pm 2.484$.
+# The function passes this example, and the coverage of single points is right. But with curves of
+# 100 points the bands are too narrow. What is wrong?
 
 # %%
 def band_with_a_bug(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -1245,9 +1266,9 @@ for points in (1, 100):
 # <summary>Solution</summary>
 #
 # `values.size` counts seeds times points. With one point it is the number of seeds, so every test
-# on single numbers passes. With 100 points it is 500, and the factor falls from 2.78 to 1.96, as if there were
-# five hundred seeds. It should be `values.shape[0] - 1`. The lesson for tests: try a shape in which no two
-# dimensions are equal and none is one.
+# on single numbers passes. With 100 points it is 500, and the factor falls from 2.78 to 1.96, as
+# if there were five hundred seeds. It should be `values.shape[0] - 1`. The lesson for tests: try a
+# shape in which no two dimensions are equal and none is one.
 #
 # ```python
 # def band_with_a_bug(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -1263,14 +1284,15 @@ for points in (1, 100):
 #
 # </details>
 #
-# **2. The run that stopped early.** Two seeds of one algorithm return 100 and 0 at every evaluation. The second
-# stops after half of the steps. Draw the mean of the curves that are still running. What does it seem to say?
+# **2. The run that stopped early.** Two seeds of one algorithm return 100 and 0 at every
+# evaluation. The second stops after half of the steps. Draw the mean of the curves that are still
+# running. What does it seem to say?
 #
 # <details>
 # <summary>Solution</summary>
 #
-# The mean is 50 in the first half and jumps to 100 in the second, as if the algorithm had suddenly learned.
-# `on_common_grid` stops at the end of the shorter run instead.
+# The mean is 50 in the first half and jumps to 100 in the second, as if the algorithm had suddenly
+# learned. `on_common_grid` stops at the end of the shorter run instead.
 #
 # ```python
 # good = ({}, np.arange(1, 11), np.full(10, 100.0))
@@ -1283,14 +1305,15 @@ for points in (1, 100):
 #
 # </details>
 #
-# **3. Smoothing.** Many papers smooth each curve with a moving average. Smooth the curves of `a`
-# over ten points and draw the band again. Does the band become narrower at the end? Should it?
+# **3. Smoothing.** Many papers smooth each curve with a moving average. Smooth the made-up curves
+# `a` (seeds, points) over ten points. Does the band become narrower at the end? Should it?
 #
 # <details>
 # <summary>Solution</summary>
 #
-# Hardly. The noise of single evaluations averages out, but the seeds still end at different levels, and that
-# makes up nearly the whole band. Smoothing changes how a curve looks. More seeds change what you know.
+# Hardly. The noise of single evaluations averages out, but the seeds still end at different
+# levels, and that makes up nearly the whole band. Smoothing changes how a curve looks. More seeds
+# change what you know.
 #
 # ```python
 # smooth = np.array([np.convolve(curve, np.ones(10) / 10, mode="valid") for curve in a])
@@ -1304,16 +1327,16 @@ for points in (1, 100):
 #
 # </details>
 #
-# **4. How many seeds?** Two algorithms differ by 60, one standard deviation between seeds. How many
-# seeds of each do you need so that the interval of the difference excludes zero in nine of ten
-# experiments? Guess, then simulate.
+# **4. How many seeds?** Two algorithms differ by 60, one standard deviation between seeds. How
+# many seeds of each do you need so that the interval of the difference excludes zero in nine of
+# ten experiments? Guess, then simulate.
 #
 # <details>
 # <summary>Solution</summary>
 #
 # The difference of two means has the standard error $60 \sqrt{2/n}$, and its interval uses
-# $t_{2n-2}$. You need 23 seeds of each. With five seeds of each, you miss a real difference of this size in
-# seven of ten experiments.
+# $t_{2n-2}$. You need 23 seeds of each. With five seeds of each, you miss a real difference of
+# this size in seven of ten experiments.
 #
 # ```python
 # rng = np.random.default_rng(0)
@@ -1356,10 +1379,11 @@ for points in (1, 100):
 #   learning at the edge of the statistical precipice.* NeurIPS 2021.
 # - C. Colas, O. Sigaud, P.-Y. Oudeyer. *How many random seeds? Statistical power analysis in deep
 #   reinforcement learning experiments.* 2018.
-# - P. Henderson, R. Islam, P. Bachman, J. Pineau, D. Precup, D. Meger. *Deep reinforcement learning
-#   that matters.* AAAI 2018.
-# - G. M. Machado, M. M. Oliveira, L. A. F. Fernandes. *A physiologically-based model for simulation
-#   of color vision deficiency.* IEEE Transactions on Visualization and Computer Graphics, 2009.
+# - P. Henderson, R. Islam, P. Bachman, J. Pineau, D. Precup, D. Meger. *Deep reinforcement
+#   learning that matters.* AAAI 2018.
+# - G. M. Machado, M. M. Oliveira, L. A. F. Fernandes. *A physiologically-based model for
+#   simulation of color vision deficiency.* IEEE Transactions on Visualization and Computer
+#   Graphics, 2009.
 # - M. Okabe, K. Ito. *Color universal design: how to make figures and presentations that are
 #   friendly to colorblind people.* 2008.
 # - Student. *The probable error of a mean.* Biometrika, 1908.

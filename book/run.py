@@ -14,12 +14,12 @@
 # %% [markdown]
 # # The run
 #
-# One loop trains every agent in this book. It is where the mistakes of reinforcement learning code
-# live: the observation that an autoreset has overwritten, the episode that a time limit cut, the
-# metrics that a crash lost. So it is written once. At the end of this chapter you have a loop whose
-# runs can be killed at any moment and resumed, and then end with **the same weights, the same
-# optimiser, the same buffer and the same metrics, bit for bit**, as a run that nobody touched. You
-# will kill one and see.
+# One loop trains every agent in this book. Many bugs of reinforcement learning code are in this
+# loop: an observation that an automatic reset has overwritten, an episode that a time limit cut,
+# metrics that a crash lost. So we write it once. At the end of this chapter you can kill a run at
+# any moment and resume it, and it ends with **the same weights, the same optimiser, the same
+# buffer and the same metrics, bit for bit**, as a run that was never stopped. You will kill one
+# and check.
 #
 # | | |
 # |---|---|
@@ -116,26 +116,27 @@ print("updates:", agent.updates)
 assert agent.updates == 200  # one in four of the last 800 steps
 
 # %% [markdown]
-# A long run needs more, and the rest of the chapter adds it, one piece at a time: several environments,
-# a record of what happened, evaluations, and a way to stop and to continue.
+# A long run needs more, and the rest of the chapter adds it, one piece at a time: several
+# environments, a record of what happened, evaluations, and a way to stop and to continue.
 #
 # ## The problem: a run that comes back different
 #
 # Suppose that you save weights, optimiser, buffer and generators every thousand steps. The machine
 # goes down at step 2,500, and you load the checkpoint of step 2,000 and go on. Do you get the run
 # that you would have had? No: the environments were in the middle of their episodes at step 2,000,
-# and their state is not in the checkpoint. Gymnasium has no call that saves it, and many simulators
-# could not offer one. So you start new episodes, the agent sees other observations, and from there
-# on everything differs.
+# and their state is not in the checkpoint. Gymnasium has no call that saves it, and many
+# simulators could not offer one. So you start new episodes, the agent sees other observations, and
+# from there on everything differs.
 #
-# The solution costs almost nothing: **every checkpoint is an episode boundary, in all runs, interrupted
-# or not.** At each checkpoint all environments are reset, with a seed that is computed from the run's
-# seed and the step. So a run that was never stopped and one that was resumed see the same first
-# observation after the checkpoint, and the same everything after it. The price is that each checkpoint
-# cuts the episodes under way. A cut is a truncation, and we know how to bootstrap through those
-# ([Environments](envs.ipynb)). Nor can an episode be longer than the steps between two checkpoints
-# (`checkpoint_every` divided by the number of environments), so make that several times as long as an
-# episode.
+# The solution costs almost nothing: **every checkpoint is an episode boundary, in all runs,
+# interrupted or not.** At each checkpoint all environments are reset, with a seed that is computed
+# from the run's seed and the step. So a run that was never stopped and one that was resumed see
+# the same first observation after the checkpoint, and from there on everything is the same.
+#
+# The price is that each checkpoint cuts the episodes under way. A cut is a truncation, and the
+# agent bootstraps through it ([Environments](envs.ipynb)). Also, no episode can be longer than the
+# steps between two checkpoints, `checkpoint_every` divided by the number of environments. So make
+# that several times as long as an episode.
 
 # %% tags=["hide-input"]
 figure, ax = plt.subplots(figsize=(7.5, 2.2))
@@ -172,8 +173,9 @@ plt.show()
 # - `run.json`: when and where it ran, and with which versions;
 # - `checkpoints/`: the checkpoints.
 #
-# When a run is resumed, the lines that were written after the checkpoint are cut off, since the resumed
-# run writes them again. For that a checkpoint remembers the sizes of the two files that grow.
+# When a run is resumed, the lines that were written after the checkpoint are cut off, since the
+# resumed run writes them again. For that a checkpoint remembers the sizes of the two files that
+# grow.
 
 # %%
 #| export
@@ -233,10 +235,10 @@ with tempfile.TemporaryDirectory() as folder:
 print("bytes kept:", size)
 
 # %% [markdown]
-# The other growing file is a record of the training's episodes, with a line for each that has ended: the
-# step at which it did, its return, its length and the seconds since the run began. Anything that reads CSV
-# can draw it. Episodes may be as short as one step, so lines are collected and written together. The
-# seconds are those of the clock, so they are the one column that differs between two runs with one seed.
+# The other growing file has a line for each training episode that has ended: the step at which it
+# ended, its return, its length and the seconds since the run began. Any program that reads CSV can
+# plot it. Episodes may be as short as one step, so lines are collected and written together. The
+# seconds are the only column that differs between two runs with the same seed.
 
 # %%
 #| export
@@ -283,8 +285,9 @@ print(text)
 assert text.startswith("step,return,length,seconds\n21,21.0,21,") and text.count("\n") == 2
 
 # %% [markdown]
-# TensorBoard is an optional dependency. With the setting `tensorboard` its files are written beside the
-# metrics. A resumed run tells its writer from which step on the old values are to be dropped.
+# TensorBoard is an optional dependency. With the setting `tensorboard` its files are written
+# beside the metrics. A resumed run tells TensorBoard to drop the old values from its first step
+# on.
 
 # %%
 #| export
@@ -317,8 +320,8 @@ class TensorBoardFiles:
 
 # %% [markdown]
 # `run.json` answers the questions that come up a month later: which command, which versions, which
-# machine, when, and how it ended. A resumed run keeps what was written before. The run does not depend on
-# this file: if it is damaged or cannot be written, the run continues.
+# machine, when, and how it ended. A resumed run keeps what was written before. The run does not
+# depend on this file: if it is damaged or cannot be written, the run continues.
 
 # %%
 #| export
@@ -373,10 +376,10 @@ class RunRecord:
             os.replace(temporary, self.path)
 
 # %% [markdown]
-# `RunDirectory` puts these together, for a new run or for one that exists. A folder that holds a run is
-# never overwritten, and a lock lets only one process at a time write to it. The operating system
-# releases the lock when the process ends, for whatever reason, so a killed run leaves nothing to clean
-# up.
+# `RunDirectory` puts these together: `create` makes the folder of a new run, `open` opens that of
+# an existing one. A folder that holds a run is never overwritten, and a lock lets only one process
+# at a time write to it. The operating system releases the lock when the process ends, for whatever
+# reason, so a killed run leaves nothing to clean up.
 
 # %%
 #| export
@@ -453,10 +456,11 @@ with tempfile.TemporaryDirectory() as folder:
 # %% [markdown]
 # ## When is it time?
 #
-# Lines, evaluations and checkpoints come every so many steps. With four environments the count grows
-# by four at a time, so it may jump over a multiple of 1,000. It has just reached or passed one if the
-# remainder is smaller than the last advance. By hand: 1,002 has the remainder 2, less than 4, so 1,000
-# was passed in this step; 1,004 has the remainder 4, so it was reached before.
+# Log lines, evaluations and checkpoints are due every so many steps. With four environments the
+# step count grows by four at a time, so it may jump over a multiple of 1,000. It has just reached
+# or passed one if the remainder is smaller than the last advance. By hand: 1,002 has the remainder
+# 2, less than 4, so 1,000 was passed in this step; 1,004 has the remainder 4, so 1,000 was reached
+# before.
 
 # %%
 #| export
@@ -473,27 +477,28 @@ assert not crosses(step=1000, advance=4, every=0)  # 0 means never
 # %% [markdown]
 # ## Collecting
 #
-# The collector steps an agent through its environments. Its `step` is the heart of the loop, so read it
-# slowly:
+# The collector steps an agent through its environments. Its method `step` does four things in this
+# order:
 #
-# 1. the observations are [preprocessed](preprocess.ipynb), and the agent acts on them and on its hidden
-#    state;
-# 2. the environments step, and what they return is checked: no agent can learn from a number that is
-#    not finite;
+# 1. the observations are [preprocessed](preprocess.ipynb), and the agent acts on them and on its
+#    hidden state;
+# 2. the environments step, and what they return is checked: no agent can learn from a number that
+#    is not finite;
 # 3. at a checkpoint all environments are reset;
 # 4. the agent observes the transition. At a checkpoint it is marked as truncated (unless it
-#    terminated), so that no n-step return and no chunk reaches across the reset.
+#    terminated), so that no n-step return and no stored sequence reaches across the reset.
 #
-# What if you press Ctrl-C between two checkpoints? The run should stop there, not thousands of steps
-# back. So the collector keeps all actions since the last reset. To return to the same step it resets the
-# environments with the same seed and repeats the actions, which is quick because nothing is learned on
-# the way.
+# What if you press Ctrl-C between two checkpoints? You want to go on from there, not from
+# thousands of steps before. So the collector keeps all actions since the last reset. To return to
+# the same step, it resets the environments with the same seed and repeats the actions, which is
+# quick because nothing is learned on the way.
 #
-# And what if the environment itself fails, after a day of training? The first three parts of a step are
-# the ones that run foreign code, and they come before anything is changed: `play` steps the environments
-# and only looks, `count` writes down what happened and cannot fail. Before that only the agent's generator
-# and the statistics of its preprocessing change, so those are put back. So an exception in the environment leaves agent and collector as they
-# were before the step, and the run can be saved there.
+# And what if the environment itself fails, after a day of training? The environments run only in
+# the first three parts of a step, and until then almost nothing has changed. `play` steps the
+# environments and changes nothing else. `count` records what happened and cannot fail. Only the
+# agent's generator and the statistics of its preprocessing change earlier, and an exception
+# restores them. So after an exception in an environment, agent and collector are as they were
+# before the step, and the run can be saved there.
 
 # %%
 #| export
@@ -515,8 +520,9 @@ for bad in (np.nan, 1e40):
         print(error)
 
 # %% [markdown]
-# If no episode at all has ended between two checkpoints, `checkpoint_every` is probably too small, and
-# `warn_of_cuts` tells the user so.
+# Environments may have processes of their own. If such a process is killed, `lost_process` turns
+# the broken connection into a sentence. And if no episode at all has ended between two
+# checkpoints, `checkpoint_every` is probably too small, and `warn_of_cuts` tells the user so.
 
 # %%
 #| export
@@ -650,9 +656,8 @@ class Collector:
         self.state = saved["state"]
 
 # %% [markdown]
-# Let us test `load_state_dict`: an agent steps 137 times, a second collector is brought to the same
-# step, and both see the same observation. (With four environments these are 548 environment steps and
-# about twenty-five finished episodes.)
+# Let us test `load_state_dict`: an agent steps 137 times, which is 548 environment steps with four
+# environments. A second collector is brought to the same step, and both see the same observation.
 
 # %%
 agent = DQN("CartPole-v1", num_envs=4, seed=2)
@@ -670,11 +675,12 @@ print("after", agent.global_step, "steps both see", collector.obs[0].round(3))
 # %% [markdown]
 # ## Logging
 #
-# A run writes two kinds of lines: training metrics now and then, and what each evaluation scored.
-# Metrics of single updates are noisy, so a line holds their means since the line before. (If several
-# updates follow one step, only the last one counts.) Not every update reports every metric: an actor
-# that is updated every second time has a loss only then. So each metric has a count of its own. Sums
-# and counts are part of a checkpoint; otherwise the first line after a resume would differ.
+# A run writes two kinds of lines: training metrics every `log_every` steps, and the result of each
+# evaluation. Metrics of single updates are noisy, so a line holds their means since the line
+# before. (If several updates follow one step, only the last one counts.) Not every update reports
+# every metric: an actor that is updated every second time has a loss only then. So each metric has
+# its own count. Sums and counts are part of a checkpoint; otherwise the first line after a resume
+# would differ.
 
 # %%
 #| export
@@ -752,7 +758,8 @@ class Logger:
             self.lines = list(state.get("lines", []))  # a copy of an agent leaves its directory
 
 # %% [markdown]
-# By hand: two updates with the losses 1 and 3, of which only the first reports `alpha`.
+# By hand: two updates have the losses 1 and 3, and only the first reports `alpha`, 0.5. The line
+# holds a loss of 2 and an `alpha` of 0.5.
 
 # %%
 logger = Logger(None, tensorboard=False)
@@ -769,10 +776,10 @@ assert logger.last(step=120)["global_step"] == 120 and logger.last(120)["eval_re
 # ## Evaluating
 #
 # Every `eval_every` steps the agent plays greedy episodes that it does not learn from. They have
-# environments of their own, so evaluating does not change the training. Their seeds are computed from
-# the run's seed and the step, so a resumed run evaluates on the same episodes. An episode ends after
-# `eval_max_steps` at the latest, and a signal stops an evaluation as it stops training: `stop` says
-# whether one has come.
+# environments of their own, so evaluating does not change the training. Their seeds are computed
+# from the run's seed and the step, so a resumed run evaluates on the same episodes. An episode
+# ends after `eval_max_steps` at the latest. A signal stops an evaluation as it stops training:
+# `stop` says whether one has come.
 
 # %%
 #| export
@@ -808,18 +815,23 @@ assert np.array_equal(first, second) and agent.state_dict()["generator"] == befo
 # %% [markdown]
 # ## The loop
 #
-# Now we put it together. A run has an agent, a collector, a logger and an evaluator; a checkpoint holds
-# the first three, and what its [callbacks](callbacks.ipynb) remember. `step` is the body of the loop at the beginning: collect, update, and then log,
-# evaluate and save when it is time. A loss that is not finite ruins all weights at once. So the last
-# loss of each step is checked, and the run stops there and names the last good checkpoint.
+# Now we put it together. A run has an agent, a collector, a logger and an evaluator. A checkpoint
+# holds the state of the first three and that of the [callbacks](callbacks.ipynb). `step` is the
+# body of the loop at the beginning of the chapter: collect, update, and then log, evaluate and
+# save when it is time. A loss that is not finite ruins all weights at once. So the last loss of
+# each step is checked; if it is not finite, the run stops there and names the last good
+# checkpoint.
 #
-# `train` runs until the last step, or until something stops it: a signal, after which the current step is
-# finished; an environment that raises an exception or returns no number; a full disk. Whatever it is,
-# the last sound state is saved and the message says how to go on. Which state is sound? `whole_step` is
-# the last step that was done as a whole: collected, learned from and logged. If the agent is still at
-# that step, nothing is half done. If it is not, an update may have stopped between two weights, and then
-# nothing is saved; the last checkpoint is there. An exception that the loop does not know keeps its type
-# and its traceback, which leads to the line of the environment that raised it, and gets a note.
+# `train` runs until the last step, or until something stops it: a signal, after which the current
+# step is finished; an environment that raises an exception or returns a number that is not finite;
+# a full disk. In each case the last sound state is saved, and the message says how to go on. Which
+# state is sound? `whole_step` is the last step that was done as a whole: collected, learned from
+# and logged. If the agent is still at that step, nothing is half done. If it is not, an update may
+# have changed some weights and not others. Then nothing is saved, and the run goes on from the
+# last checkpoint. An exception of another kind keeps its type and its traceback, which leads to
+# the line that raised it, and gets a note.
+#
+# What `train` returns is a `RunResult`:
 
 # %%
 #| export
@@ -1034,8 +1046,9 @@ class Run:
 # %% [markdown]
 # ## Starting and resuming
 #
-# `train` starts a run, and `resume` continues one from its newest checkpoint that is not damaged. A run
-# that was killed before its first checkpoint starts again.
+# `train` starts a run, and `resume` continues one from its newest checkpoint that is not damaged.
+# A run that was killed before its first checkpoint starts again. Three helpers come first: which
+# settings decide the environments, whether a checkpoint can be resumed, and a warning.
 
 # %%
 #| export
@@ -1060,15 +1073,17 @@ def warn_of_end(until: int, total_steps: int) -> None:
         warnings.warn(message, stacklevel=4)
 
 # %% [markdown]
-# `train` makes the directory. A learning rate that falls over the run falls over `total_steps`. But a run
-# may be done in pieces, as when you call `learn(1_000)` ten times with `total_steps` at 10,000: then
-# `until` is where the piece ends. A piece goes on where the one before it stopped, in the middle of its
-# episodes, so that ten pieces give the same weights as one `learn(10_000)`, bit for bit. It gets there as
-# `resume` does, by repeating the actions since the last reset. Beyond `total_steps` schedules stay at
-# their end, and the user is told so. If nobody ever gave `total_steps`, the first `learn` sets it.
+# `train` makes the directory and runs up to the step `until`. This need not be `total_steps`: you
+# may train in pieces, for example call `learn(1_000)` ten times with `total_steps` at 10,000.
+# Schedules, such as a falling learning rate, always span `total_steps`. Beyond it they stay at
+# their end, and a warning says so. If you never gave `total_steps`, the first `learn` sets it.
 #
-# `resume` opens the directory, builds the agent from the settings that it finds there, and loads the
-# checkpoint. It goes on to `total_steps`, or further if a call of `learn` was on its way beyond it.
+# A piece goes on where the one before it stopped, in the middle of the episodes. It gets there as
+# `resume` does, by repeating the actions since the last reset. So ten pieces give the same weights
+# as one `learn(10_000)`, bit for bit.
+#
+# `resume` opens the directory, builds the agent from the settings that it finds there, and loads
+# the checkpoint. It goes on to `total_steps`, or further if the stopped `learn` went beyond it.
 
 # %%
 #| export
@@ -1136,7 +1151,7 @@ def resume(
         return run.train()
 
 # %% [markdown]
-# A short run in memory, without any files, to see the lines that it keeps:
+# Here are the last lines of a short run that writes no files:
 
 # %%
 result = DQN("CartPole-v1", num_envs=4, seed=0, learning_starts=500, eval_every=1000).learn(2000)
@@ -1146,9 +1161,9 @@ for line in result.history[-3:]:
 # %% [markdown]
 # ## Kill it
 #
-# Now we test the promise of the beginning. A program trains DQN for 2,000 steps. We run it once without
-# a break. Then we run it again, kill it at random moments with SIGKILL, which no program can catch, and
-# resume until it is done.
+# Now we test the promise of the beginning. A program trains DQN for 2,000 steps. We run it once
+# without a break. Then we start it again, kill it twice at random moments with SIGKILL, which no
+# program can catch, and resume it each time.
 
 # %%
 PROGRAM = """
@@ -1201,8 +1216,8 @@ assert start("killed").wait() == 0
 print("killed", len(kills), "times; newest checkpoints at those moments:", kills)
 
 # %% [markdown]
-# Are the two runs the same? Not roughly: every tensor of the last checkpoint, the networks, the
-# optimiser, the buffer, the generators, and every byte of the metrics.
+# Are the two runs the same? Compare every tensor of the last checkpoint (networks, optimiser,
+# buffer, generators) and every byte of the metrics.
 
 # %%
 from rlbook.checkpoint import read_checkpoint
@@ -1259,25 +1274,25 @@ shutil.rmtree(workplace)
 #   same numbers in another order.
 # - **With `checkpoint_replay: false`** checkpoints are small, but the buffer is empty after a
 #   resume. The run goes on and warns you; it is not the same run.
-# - **Extending a run.** `rlbook resume runs/a --total-steps 40000` goes on exactly from the end. It
-#   equals a run of 40,000 steps from the start only if no setting depends on `total_steps`, as a
-#   falling learning rate does, and if `eval_every` divides the first end: each run ends with an
-#   evaluation.
-# - Cutting episodes at checkpoints changes what the agent sees, slightly. With episodes of 500
-#   steps and a checkpoint every 10,000 steps of four environments, at most four episodes in some
-#   twenty are cut.
+# - **Extending a run.** `rlbook resume runs/a --total-steps 40000` goes on exactly from the end.
+#   It equals a run of 40,000 steps from the start only if no setting depends on `total_steps`, as
+#   a falling learning rate does, and if `eval_every` divides the first `total_steps`: each run
+#   ends with an evaluation, which is a line of the metrics.
+# - **The data of a run without checkpoints.** Cutting episodes changes a little what the agent
+#   sees. With episodes of 500 steps and a checkpoint every 10,000 steps of four environments, at
+#   most four episodes in about twenty are cut.
 #
 # ## Exercises
 #
-# **Exercise 1.** Why does the collector draw a new seed for each checkpoint, and not reset with the
-# run's seed every time?
+# **Exercise 1.** Why does the collector compute a new seed for each checkpoint, instead of
+# resetting with the run's seed every time?
 #
 # <details>
 # <summary>Solution</summary>
 #
-# The environments would begin with the same few states after each checkpoint and see far less of
-# the world. With a seed made of the run's seed and the step, each segment is new, and still known
-# in advance.
+# The environments would begin with the same few states after each checkpoint, and the agent would
+# see far less of the world. With a seed made from the run's seed and the step, each reset is new
+# and can still be repeated.
 #
 # ```python
 # from rlbook.envs import derive_seed, make_env
@@ -1313,8 +1328,8 @@ shutil.rmtree(workplace)
 # </details>
 
 # %% [markdown]
-# **Exercise 3, a planted bug.** This collector trains without an error, and worse. What does it
-# tell the agent?
+# **Exercise 3, a planted bug.** This collector raises no error, but its agents learn worse. What
+# is wrong in what it tells the agent?
 
 
 # %%
@@ -1339,9 +1354,9 @@ class CollectorWithABug(Collector):
 #
 # `next_obs` of an episode that was cut is the first observation of the next one, since the vector
 # environment has already reset it. The agent learns that running out of time leads back to the
-# start, and bootstraps from there. Nothing crashes and no number looks odd. It shows where physics
-# is violated: one push changes the cart's velocity by about 0.2, but among the transitions stored
-# with the bug there are far larger jumps, as the cell below prints.
+# start, and bootstraps from there. Nothing crashes and no metric looks odd. But the transitions
+# break the physics: one push changes the cart's velocity by about 0.2, and among those stored with
+# the bug there are far larger jumps, as the cell below prints.
 #
 # ```python
 # class CollectorWithABug(Collector):
@@ -1391,8 +1406,9 @@ assert largest_jump(Collector) < 0.25 < largest_jump(CollectorWithABug)
 # <summary>Solution</summary>
 #
 # Times differ between two runs of the same program, so the metrics could not be identical, and the
-# simplest test of exactness, comparing two files, would be lost. Put them in a file of their own.
-# `RunResult.seconds` has the time of this process.
+# simplest test of exactness, comparing two files, would be lost. Put them in another file:
+# `episodes.csv` has a column of seconds, and `run.json` has start and end. `RunResult.seconds` is
+# the time of this process.
 #
 # ```python
 # histories = [

@@ -14,10 +14,10 @@
 # %% [markdown]
 # # From chapter to library
 #
-# Every line of `rlbook` is written in a chapter of this book, this one included. In this chapter you build
-# the tool that makes that possible. It takes the marked cells of a chapter and writes them as a module that
-# you can import. It also runs a chapter from top to bottom and stores its outputs in a notebook. At the end
-# you apply it to this very chapter, and it writes itself.
+# Every module of `rlbook` is written in a chapter of this book. In this chapter you build the tool
+# that makes this possible. It takes the marked cells of a chapter and writes them as a module that
+# you can import. It also runs a chapter from top to bottom and stores its outputs in a notebook.
+# At the end you apply it to this chapter, and it writes its own module.
 #
 # You need Python and nothing else: there is no reinforcement learning here.
 
@@ -82,15 +82,16 @@ def draw_paths() -> None:
 draw_paths()
 
 # %% [markdown]
-# You edit one file, the chapter. Two files are made from it, and both are stored in the repository: the
-# module, so that `pip install` needs no notebook tools, and the notebook, so that you can read it on any
-# code host.
+# You edit one file, the chapter. Two files are made from it, and both are stored in the
+# repository: the module, so that `pip install` needs no notebook tools, and the notebook, so that
+# you can read it on any code host.
 #
 # ## A chapter exported
 #
 # A chapter is a Python file in the percent format: a line `# %%` starts a cell of code, and
-# `# %% [markdown]` starts a cell of text. A cell whose first line is `#| export` belongs to the library.
-# Here is a whole book of one chapter with three cells, and the module that comes out of it:
+# `# %% [markdown]` starts a cell of text. A cell whose first line is `#| export` belongs to the
+# library. Here is a whole book of one chapter with three cells, and the module that comes out of
+# it:
 
 # %%
 tiny_chapter = '''\
@@ -120,9 +121,10 @@ finished.tangle(tiny_book)
 print((tiny_book / "rlbook" / "tiny.py").read_text())
 
 # %% [markdown]
-# Why not import the chapter itself? Because that would run its demonstrations too: for DQN, a minute of
-# training. The line `#| export` is a convention of nbdev, a tool with the same purpose. But nbdev reads
-# `.ipynb` files, and we want to edit plain text, where a change of one line is a diff of one line.
+# Why not import the chapter itself? Because that would run its demonstrations too, such as the
+# training in the chapter on DQN. The line `#| export` is a convention of nbdev, a tool with the
+# same purpose. But nbdev reads `.ipynb` files, and we want to edit plain text, where a change of
+# one line is a diff of one line.
 #
 # ## The order of the book
 #
@@ -142,8 +144,8 @@ def find_root(start: Path | None = None) -> Path:
     )
 
 # %% [markdown]
-# The table of contents is a tree: a root, parts with chapters, perhaps chapters with sections. The order
-# of the book is the order in which the names appear in it.
+# The table of contents is a tree: a root, parts with chapters, perhaps chapters with sections. The
+# order of the book is the order in which the names appear in it.
 
 # %%
 #| export
@@ -181,15 +183,16 @@ assert read_toc(find_root())[0] == "index"
 # %% [markdown]
 # ## Reading a chapter
 #
-# The library jupytext reads the percent format, but it has a trap. It guesses which comments are shell
-# commands in disguise, and an English comment can look like one:
+# The library jupytext reads the percent format, but it has a trap. In this format a shell command
+# of a notebook is written as a comment. So jupytext guesses which comments are commands, and an
+# English comment can look like one:
 
 # %%
 innocent = "# %%\n# copy the weights to the target network\nx = 1\n"
 print(repr(jupytext.reads(innocent, fmt="py:percent").cells[0].source))
 
 # %% [markdown]
-# The comment has become a line of code that is not Python. The option `comment_magics` turns this off.
+# The comment has become a line of code that is not Python. `comment_magics=False` turns this off.
 # Only authors need jupytext, so it is imported where it is used.
 
 # %%
@@ -209,10 +212,11 @@ def read_notebook(chapter_path: Path) -> Any:
     return notebook
 
 # %% [markdown]
-# From the notebook we take the exported cells. Each keeps the heading above it, which goes into the module
-# to say where the code is explained, and its line number, which goes into error messages. jupytext does
-# not give line numbers, so we search the text for the cell. A line `# like this` inside a fenced block of a
-# text cell is code and no heading, so fenced blocks are removed first.
+# From the notebook we take the exported cells. Each keeps the heading above it, which goes into
+# the module to say where the code is explained, and its line number, which goes into error
+# messages. jupytext does not give line numbers, so we search the text for the cell. A line
+# `# like this` inside a fenced block of a text cell is a comment in code and not a heading, so
+# fenced blocks are removed first.
 
 # %%
 #| export
@@ -253,8 +257,9 @@ assert cell.code.startswith("def halve") and cell.code.endswith("return x / 2")
 # ## What may not be exported
 #
 # Some code works in a cell but not in a module: a magic such as `%timeit`, or a `return` outside a
-# function. A relative import works in the module but not in the chapter. And `from __future__` is only
-# allowed at the top of a file. Each of these is an error that names the chapter, the heading and the line.
+# function. A relative import works in the module but not in the chapter. And `from __future__` is
+# only allowed at the top of a file. Each of these is an error that names the chapter, the heading
+# and the line.
 
 # %%
 #| export
@@ -292,9 +297,9 @@ for bad_line in ["%timeit halve(3)", "return 3", "x = = 3", "from .replay import
 # %% [markdown]
 # ## Public names
 #
-# `__all__` lists what a module offers: every function, class and constant that it defines at its top
-# level, unless the name starts with an underscore. Imported names do not count. The order is the usual
-# one: constants, classes, functions.
+# `__all__` lists what a module offers: every function, class and constant that it defines at its
+# top level, unless the name starts with an underscore. Imported names do not count. The order is
+# the usual one: constants, classes, functions.
 
 # %%
 #| export
@@ -330,10 +335,11 @@ assert all_list(names) == '__all__ = ["GAMMA", "Ring", "y"]'
 # %% [markdown]
 # ## The module
 #
-# Now put it together: one line that says where the module comes from, `__all__`, and the cells. Whenever
-# the heading changes, a comment names the chapter and the new heading. The comment starts with `# %%`, so
-# that editors show the sections. The blank lines are those of a code formatter. A name that two cells
-# define is an error: you would read one definition in the chapter and run the other.
+# Now put it together: one line that says where the module comes from, `__all__`, and the cells.
+# Whenever the heading changes, a comment names the chapter and the new heading. The comment starts
+# with `# %%`, so that editors show the sections. Blank lines are placed as a code formatter would.
+# If two cells define the same name, that is an error: you would read one definition in the chapter
+# and run the other.
 
 # %%
 #| export
@@ -381,9 +387,9 @@ assert module_source(tiny) == expected
 # %% [markdown]
 # ## The library
 #
-# The library consists of all modules and of `chapters.txt`, which holds their names in the order of the
-# book: an installed `rlbook` has no `_toc.yml`. A mistake in one chapter does not stop the others from
-# being written, and all mistakes are reported together.
+# The library consists of all modules and of `chapters.txt`, which holds their names in the order
+# of the book: an installed `rlbook` has no `_toc.yml`. A mistake in one chapter does not stop the
+# others from being written, and all mistakes are reported together.
 
 # %%
 #| export
@@ -404,8 +410,8 @@ def library_files(root: Path) -> tuple[dict[str, str], list[str]]:
     return files, mistakes
 
 # %% [markdown]
-# Every chapter must be in `_toc.yml` and every module must come from a chapter. Two files are neither:
-# `conf.py`, the settings of the site, and `__init__.py`.
+# Every chapter must be in `_toc.yml` and every module must come from a chapter. Two files are
+# neither: `conf.py`, the settings of the site, and `__init__.py`.
 
 # %%
 #| export
@@ -459,10 +465,10 @@ assert not tangle(tiny_book, check=True)
 # %% [markdown]
 # ## The notebook
 #
-# The notebook has the same cells as the chapter, and their outputs. Every cell of a notebook has an id.
-# Other tools choose ids at random, so that each new notebook differs from the old one in every cell. We
-# compute the id from the source. A cell that did not change keeps its id, wherever it moves, and we use the
-# id to find its old output.
+# The notebook has the same cells as the chapter, and their outputs. Every cell of a notebook has
+# an id. Other tools choose ids at random, so that each new notebook differs from the old one in
+# every cell. We compute the id from the source. So a cell that did not change keeps its id,
+# wherever it moves, and we use the id to find its old output.
 
 # %%
 #| export
@@ -496,18 +502,19 @@ def write_notebook(notebook: Any, chapter_path: Path, folder: Path | None = None
 # %% [markdown]
 # ## Running a chapter
 #
-# To run a chapter, we start a Python process, send it one cell after the other and collect the outputs.
-# The library nbclient does that. Four details are left to us:
+# To run a chapter, we start a Python process, send it one cell after the other and collect the
+# outputs. The library nbclient does that. Four details are left to us:
 #
-# - Jupyter may know several Pythons under the name `python3`, some without `rlbook`. We want the one that
-#   runs this code. An empty list of kernel folders gives exactly that.
-# - A variable `MPLBACKEND` in your shell would hide the figures. So the process does not get it.
+# - Jupyter may know several Pythons under the name `python3`, some without `rlbook`. We want the
+#   one that runs this code. With an empty list of kernel folders, nbclient starts that one.
+# - A variable `MPLBACKEND` in your shell could hide the figures. So the process does not get it.
 # - What a cell prints on stderr, mostly warnings, is shown to the author and not stored.
 # - Times and versions are not stored either, so that two runs write the same file.
 #
-# The notebook beside the chapter is committed. Live runs print other seconds each time, so whoever only
-# builds the site should not find twenty changed files afterwards: `make book` runs the chapters into a
-# `folder` of its own, `_build/run/book`. Only the author who has changed a chapter writes its pair anew.
+# The notebook beside the chapter is committed. But many chapters print how long something took, so
+# their outputs differ each time. If you only build the site, you do not want all these changes in
+# your checkout. So `make book` writes its notebooks to another `folder`, `_build/run/book`. The
+# committed notebook is written only when somebody has changed its chapter and runs it.
 
 # %%
 #| export
@@ -547,7 +554,8 @@ def run_chapter(chapter_path: Path, folder: Path | None = None) -> str:
     return said
 
 # %% [markdown]
-# Run the tiny chapter. Its last cell prints a line. After a second run the notebook has the same bytes.
+# Run the tiny chapter. Its last cell prints a line. After a second run the notebook has the same
+# bytes.
 
 # %%
 def outputs(chapter_path: Path) -> list[str]:
@@ -565,8 +573,8 @@ run_chapter(tiny)
 assert tiny.with_suffix(".ipynb").read_bytes() == first
 
 # %% [markdown]
-# Now edit only the text of the chapter, and write the notebook without running anything: the output is
-# still there. Edit the code, and the output, which belongs to the old code, is gone.
+# Now edit only the text of the chapter, and write the notebook without running anything: the
+# output is still there. Edit the code, and the output, which belongs to the old code, is gone.
 
 # %%
 tiny.write_text(tiny_chapter.replace("## Halving", "## Half of everything"))
@@ -580,9 +588,9 @@ assert outputs(tiny) == []
 # %% [markdown]
 # ## The command
 #
-# The command has four verbs: `export` (the default), `run`, `sync`, which writes notebooks without running
-# them, and `list`, which prints the notebooks in the order of the book. With `--out` a run leaves the
-# committed notebooks alone and writes into that folder.
+# The command has four verbs: `export` (the default), `run`, `sync`, which writes notebooks without
+# running them, and `list`, which prints the notebooks in the order of the book. With `--out` a run
+# leaves the committed notebooks alone and writes into that folder.
 
 # %%
 #| export
@@ -634,8 +642,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 # %% [markdown]
-# The usual last lines of a command would also run here, because a notebook is called `__main__` too. But
-# a notebook has no `__file__`:
+# The usual last lines of a command would also run here, because a notebook is called `__main__`
+# too. But a notebook has no `__file__`:
 
 # %%
 #| export
@@ -645,8 +653,8 @@ if __name__ == "__main__" and "__file__" in globals():
 # %% [markdown]
 # ## It writes itself
 #
-# The last test: the functions that you have defined in this notebook read this chapter and write the
-# module `rlbook/tangle.py`, the same to the last character.
+# The last test: the functions that you have defined in this notebook read this chapter and write
+# the module `rlbook/tangle.py`, the same to the last character.
 
 # %%
 root = find_root()
@@ -658,15 +666,15 @@ print(made[: made.index("# %%")])
 # ## Honest edges
 #
 # - One chapter makes one module. A chapter cannot add to the module of another.
-# - If an exported cell uses a name that no exported cell defines, this tool does not notice. The linter and
-#   the type checker, which run over the modules, do.
-# - It does not copy changes from the module back into the chapter. `--check` reports an edit in `rlbook/`,
-#   and the next export overwrites it. The first line of each module says so.
+# - If an exported cell uses a name that no exported cell defines, this tool does not notice. The
+#   linter and the type checker, which run over the modules, do.
+# - It does not copy changes from the module back into the chapter. `--check` reports an edit in
+#   `rlbook/`, and the next export overwrites it. The first line of each module says so.
 #
 # ## Exercises
 #
-# **1. A planted bug.** Here is a shorter `defined_names`. It finds all functions and classes, and a
-# first test passes. What is wrong with it, and how would a user notice?
+# **1. A planted bug.** Here is a shorter `defined_names`. It finds all functions and classes, and
+# a first test passes. What is wrong with it, and how would a user notice?
 
 # %%
 def shorter_names(tree: ast.Module) -> set[str]:
@@ -682,8 +690,8 @@ print(sorted(shorter_names(ast.parse("class Ring:\n    def add(self, transition)
 # <details>
 # <summary>Solution</summary>
 #
-# `ast.walk` goes down into classes and functions, so the method `add` becomes a name of the module.
-# Nothing fails until somebody writes `from rlbook.replay import *`: then Python looks for
+# `ast.walk` goes down into classes and functions, so the method `add` becomes a name of the
+# module. Nothing fails until somebody writes `from rlbook.replay import *`: then Python looks for
 # `rlbook.replay.add` and raises an `AttributeError`. Only the statements in `tree.body` are at the
 # top level. (It also leaves out constants, and includes names that start with an underscore.)
 #
@@ -698,14 +706,15 @@ print(sorted(shorter_names(ast.parse("class Ring:\n    def add(self, transition)
 #
 # </details>
 #
-# **2.** The id of a cell could be its position: `cell-1`, `cell-2`, and so on. Such ids do not change
-# either when the notebook is written again. What goes wrong when you add a cell at the top and call `sync`?
+# **2.** The id of a cell could be its position: `cell-1`, `cell-2`, and so on. These ids, too,
+# stay the same when the notebook is written again. What goes wrong when you add a cell at the top
+# and call `sync`?
 #
 # <details>
 # <summary>Solution</summary>
 #
-# Every cell below moves down by one, and under its new id it finds the output of the cell above it. The
-# notebook then shows outputs that its cells never made, which is worse than none.
+# Every cell below moves down by one, and under its new id it finds the output of the cell above
+# it. The notebook then shows outputs that its cells never made, which is worse than none.
 #
 # ```python
 # stored = {"cell-1": "output of a", "cell-2": "output of b"}
@@ -735,8 +744,8 @@ print(sorted(shorter_names(ast.parse("class Ring:\n    def add(self, transition)
 #
 # </details>
 #
-# **4.** An exported cell runs when the module is imported, so it should only define things. Write a check
-# that finds a cell which does more, such as one that prints.
+# **4.** An exported cell runs when the module is imported, so it should only define things. Write
+# a check that finds a cell which does more, such as one that prints.
 #
 # <details>
 # <summary>Solution</summary>
@@ -776,8 +785,8 @@ print(sorted(shorter_names(ast.parse("class Ring:\n    def add(self, transition)
 #
 # ## References
 #
-# - D. E. Knuth, *Literate Programming*, The Computer Journal 27(2), 1984. The word *tangle* is his:
-#   his program of that name takes the code out of the text.
+# - D. E. Knuth, *Literate Programming*, The Computer Journal 27(2), 1984. His program *tangle*
+#   takes the code out of the text.
 # - [nbdev](https://nbdev.fast.ai), from which `#| export` comes.
 # - [jupytext](https://jupytext.readthedocs.io), which reads the percent format.
 # - [nbclient](https://nbclient.readthedocs.io), which runs notebooks.

@@ -14,19 +14,20 @@
 # %% [markdown]
 # # Your own environment, network and algorithm
 #
-# You have a problem of your own, an idea for a network, or an algorithm that this book does not have. This
-# chapter brings one of each, and each takes about a page:
+# You have a problem of your own, an idea for a network, or an algorithm that this book does not
+# have. This chapter brings one of each, and each takes about a page:
 #
 # - an **environment**: a path along a cliff, whose observation is a dictionary;
 # - a **network**: DQN with a dueling network;
 # - an **algorithm**: SARSA, from its loss to its class.
 #
-# Then all of it goes into a file, and the shell trains it, kills it, resumes it and evaluates it. You will
-# not need to look into the library for any of this.
+# Then all of it goes into a file, and the shell trains it, kills it, resumes it and evaluates it.
+# You do not need to read the library for any of this.
 #
-# Here is the world. The agent starts at S and walks to G. A step costs 1. A step onto the cliff costs 20 and leads
-# back to S. The shortest way runs along the edge and takes 7 steps. An agent that makes a random step now and
-# then had better keep away from the edge, which takes 9.
+# Here is the world. The agent starts at S and walks to G. A step costs 1. A step onto the cliff
+# costs 20 and leads back to S. The shortest path runs along the edge and takes 7 steps. An agent
+# that makes a random step now and then falls less often on the path of 9 steps, away from the
+# edge.
 
 # %% tags=["hide-input"]
 import os
@@ -85,21 +86,23 @@ plt.show()
 # | | |
 # |---|---|
 # | Builds on | [Environments](envs.ipynb), [DQN](dqn.ipynb), [The agent](agent.ipynb) |
-# | You write | two spaces, `reset` and `step`; one `nn.Module`; four methods and a loss |
+# | You write | two spaces, `reset` and `step`; one `nn.Module`; five methods and a loss |
 # | You get | settings, seeds, evaluation, files, exact resume, sweeps, the command line |
 
 # %% [markdown]
 # ## An environment
 #
-# An environment is a subclass of Gymnasium's `Env` with two spaces and two methods. Three rules keep it
-# sound:
+# An environment is a subclass of Gymnasium's `Env` with two spaces and two methods. Three rules
+# keep it sound:
 #
-# - call `super().reset(seed=seed)` and draw all chance from `self.np_random`, so that a seed fixes an episode;
-# - return `terminated` only where the task is over. A limit on the steps is for the wrapper `TimeLimit`, which
-#   sets `truncated`: [an agent bootstraps through that](envs.ipynb);
-# - return what the space promises. The library checks shapes and says in a sentence what is wrong.
+# - call `super().reset(seed=seed)` and take all random numbers from `self.np_random`, so that a
+#   seed fixes an episode;
+# - return `terminated` only where the task is over. A limit on the steps is for the wrapper
+#   `TimeLimit`, which sets `truncated`: [an agent bootstraps through that](envs.ipynb);
+# - return observations that fit the space. The library checks their shapes and says in one
+#   sentence what is wrong.
 #
-# Here the observation is a dictionary, as in many environments of robots.
+# Here the observation is a dictionary, as in many robotics environments.
 
 
 # %%
@@ -140,8 +143,8 @@ class Cliff(gym.Env[dict[str, int], int]):
 
 
 # %% [markdown]
-# By hand: from the start, right is the cliff. Up, right five times and down is the way along the edge, seven
-# steps with a reward of −1 each.
+# By hand: from the start, a step to the right leads onto the cliff. The path along the edge is up,
+# five times right, and down: seven steps with a reward of −1 each.
 
 # %%
 world = Cliff()
@@ -152,8 +155,8 @@ assert sum(reward for _, reward, *_ in steps) == -7
 assert [terminated for _, _, terminated, *_ in steps] == [False] * 6 + [True]
 
 # %% [markdown]
-# The agents of this book take a vector. Given the dictionary, they name Gymnasium's wrapper that makes a vector of
-# it:
+# DQN takes a vector. If it gets a dictionary, the error names the wrapper of Gymnasium that makes
+# a vector of it:
 
 # %%
 try:
@@ -162,9 +165,9 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# So write a function that makes the environment with its wrappers. The column becomes six entries, one of them 1,
-# and the row three. Wherever this book takes the id of an environment, it takes such a function too. (Or the
-# class, if it needs no wrapper, or an instance.)
+# So write a function that makes the environment with its wrappers. The column becomes six entries,
+# one of them 1, and the row three. Wherever the library takes the id of an environment, it also
+# takes such a function, or the class if it needs no wrapper, or an instance.
 
 
 # %%
@@ -181,11 +184,12 @@ assert agent.observation_space.shape == (7,)
 # %% [markdown]
 # ## A network
 #
-# An algorithm makes its network in `make_network` (SAC has `make_actor` and `make_critics`). Any module with the
-# same inputs and outputs will do. For DQN that is: observations (batch, inputs) in, values (batch, actions) out.
+# DQN makes its network in `make_network` (SAC has `make_actor` and `make_critics`). Override it
+# with any module that has the same inputs and outputs. For DQN these are observations (batch,
+# inputs) in and values (batch, actions) out.
 #
-# A **dueling** network (Wang et al. 2016) has two heads, the value $V(s)$ of a state and the advantage $A(s, a)$
-# of each action over the others, and adds them:
+# A **dueling** network (Wang et al. 2016) has two heads, the value $V(s)$ of a state and the
+# advantage $A(s, a)$ of each action over the others, and adds them:
 #
 # $$Q(s, a) = V(s) + A(s, a) - \tfrac{1}{|\mathcal{A}|}\sum_{a'} A(s, a').$$
 #
@@ -229,7 +233,8 @@ class DuelingDQN(DQN):
 
 
 # %% [markdown]
-# Buffer, target network, exploration and loss are those of [DQN](dqn.ipynb). Twelve thousand steps are enough here:
+# Buffer, target network, exploration and loss are those of [DQN](dqn.ipynb). Here 12,000 steps are
+# enough:
 
 # %%
 settings: dict[str, Any] = {"num_envs": 8, "eval_every": 0, "seed": 0}
@@ -243,14 +248,16 @@ assert dueling_dqn.evaluate(episodes=1).mean >= -15
 # %% [markdown]
 # ## An algorithm
 #
-# DQN learns what the greedy policy would earn. **SARSA** learns what the agent earns as it really acts, random
-# steps included. Its name is what it learns from: the state, the action, the reward, the next state and the next
-# action. The target has the value of that next action, where DQN has the best one:
+# DQN learns what the greedy policy would earn. **SARSA** learns what the agent earns as it really
+# acts, random steps included. It is named after what it learns from: state, action, reward, next
+# state and next action. Its target uses the value of that next action, where DQN uses the largest
+# value:
 #
 # $$y = r + \gamma\,(1 - d)\,Q(s', a'), \qquad a' \sim \pi(\cdot \mid s'),$$
 #
-# with $d = 1$ at a terminated step. Write the loss as a pure function, and check it with numbers. By hand:
-# $Q(s, a) = 2$, $r = 1$, $\gamma = 0.5$ and $Q(s', a') = 4$ give $y = 3$ and a squared error of 1.
+# with $d = 1$ at a terminated step. Write the loss as a pure function, and check it with numbers.
+# By hand: $Q(s, a) = 2$, $r = 1$, $\gamma = 0.5$ and $Q(s', a') = 4$ give $y = 3$ and a squared
+# error of 1. At a terminated step $y = 1$, and the squared error is 1 too.
 
 
 # %%
@@ -277,8 +284,8 @@ assert sarsa_loss(*numbers, no, torch.tensor([[8.0, 4.0]]), torch.tensor([1]), 0
 assert sarsa_loss(*numbers, yes, torch.tensor([[8.0, 4.0]]), torch.tensor([1]), 0.5) == 1  # y = 1
 
 # %% [markdown]
-# Settings are a class with annotated fields. A plain default is enough; `Field` adds a range and a line of help. Each
-# field is by that alone a keyword in Python, a key in YAML and a flag in the shell.
+# Settings are a class with annotated fields. A plain default is enough; `Field` adds a range and a
+# line of help. Each field becomes a keyword in Python, a key in YAML and a flag in the shell.
 
 
 # %%
@@ -292,15 +299,21 @@ class SarsaConfig(Config):
 
 
 # %% [markdown]
-# An algorithm is a subclass of `Agent` with a `name`, its settings, and four methods:
+# An algorithm is a subclass of `Agent` with a `name`, a class of settings, `parts` and five
+# methods. `parts` names the attributes that learning depends on, so that checkpoints save them.
 #
-# - `build` makes networks and optimisers. `parts` names all that learning depends on, so that it is saved;
-# - `act` chooses an action for each of several observations, with its chance from `self.generator`;
-# - `observe` gets one step of all environments;
-# - `update` learns from a batch, and `batches` says from which. SARSA learns from each step once, so it needs no
-#   buffer.
+# - `build` makes networks and optimisers.
+# - `act` chooses an action for each observation of a batch. It takes random numbers from
+#   `self.generator`. `state` is the hidden state of a recurrent agent; SARSA passes it through.
+# - `observe` gets one step of all environments.
+# - `batches` yields what to learn from after this step. SARSA learns from each step once, so it
+#   needs no buffer. (An agent with a replay buffer has `sample` instead, as [DQN](dqn.ipynb)
+#   does.)
+# - `update` makes one gradient step on a batch. `loss` must be among the metrics that it returns:
+#   the run stops if it is not finite.
 #
-# The next action is drawn from the policy at the next observation, also where an episode was truncated.
+# The next action is sampled from the policy at the next observation, also if the episode was
+# truncated there.
 
 
 # %%
@@ -363,8 +376,9 @@ print("greedy return:", sarsa.evaluate(episodes=1).mean)
 assert sarsa.evaluate(episodes=1).mean >= -15
 
 # %% [markdown]
-# Which way does each of them take? DQN's values say what a walk without random steps costs, so the edge is best.
-# SARSA's values count the falls, and with four of the seeds 0 to 4 it keeps away from the edge.
+# Which path does each of them take? DQN's values say what a walk without random steps costs, so
+# the edge is best. SARSA's values include the falls, so it keeps away from the edge. (It does so
+# with four of the five seeds 0 to 4.)
 
 
 # %%
@@ -389,10 +403,10 @@ plt.show()
 # %% [markdown]
 # ## In the shell
 #
-# The shell, other processes and other machines cannot see into this notebook. Put what you wrote into a file, here
-# `my_things.py`, and name things by file and name: `my_things:make_cliff` for the environment and `my_things:sarsa`
-# for the algorithm. (This cell collects the cells above into the file. You would write it there in the first
-# place.)
+# The shell, other processes and other machines cannot see into this notebook. Put what you wrote
+# into a file, here `my_things.py`. Then `my_things:make_cliff` is the environment and
+# `my_things:sarsa` the algorithm. (The next cell collects the cells above into the file. You would
+# write them there in the first place.)
 
 # %%
 imports = """
@@ -462,7 +476,7 @@ print("$ rlbook evaluate runs/cliff --episodes 3\n" + evaluated)
 assert "Done: step 24,000" in resumed and "mean return" in evaluated
 
 # %% [markdown]
-# Is this the run that would have been without the kill? The agent `sarsa` above was trained with the same settings and
+# Did the kill change the result? The agent `sarsa` above was trained with the same settings and
 # without a break. Compare the weights bit for bit:
 
 # %%
@@ -478,9 +492,12 @@ for mine, theirs in zip(
 print("killed and resumed, with the same weights bit for bit")
 
 # %% [markdown]
-# Everything else takes `my_things:sarsa` in the same way: `rlbook sweep my_things:sarsa --seeds 5`, and
-# `algo: my_things:sarsa` in a YAML file. A trained agent can be loaded where the environment is not installed. Here we
-# hide the function from it. It still predicts, and only evaluating and learning need the environment:
+# Other commands take `my_things:sarsa` in the same way, as in
+# `rlbook sweep my_things:sarsa --seeds 5`, and so does a YAML file: `algo: my_things:sarsa`.
+#
+# A trained agent can be loaded where the environment is not installed. To show it, we delete the
+# function that makes the environment. The agent still predicts; only evaluating and learning need
+# the environment:
 
 # %%
 del my_things.make_cliff
@@ -495,25 +512,26 @@ shutil.rmtree(folder)
 # %% [markdown]
 # ## Honest edges
 #
-# - SARSA in a table executes the very action that its target was computed with. Ours draws the target's action from
-#   the policy and then acts with another draw from it, after the update. The expected target is the same up to that
-#   one update, and an agent needs to remember nothing between two steps.
-# - What a notebook or a script's own file defines cannot be imported by another process. A run remembers such an
-#   environment as `__main__:make_cliff`, and resuming it elsewhere says what to do.
-# - An algorithm of yours may take other observations than vectors and images: declare `observations = "other"`. The
-#   buffers of this book store arrays alone.
+# - SARSA in a table takes the same action that its target used. Ours samples an action for the
+#   target, and after the update samples another one to act. The expected target differs by that
+#   one update only, and the agent does not need to store the action from one step to the next.
+# - Another process cannot import what a notebook or the script that you started defines. A run
+#   remembers such an environment as `__main__:make_cliff`. If you resume it elsewhere, the error
+#   says what to do.
+# - An algorithm of yours may take other observations than vectors and images: declare
+#   `observations = "other"`. But the buffers of this book store only arrays.
 
 # %% [markdown]
 # ## Exercises
 #
-# **Exercise 1.** Expected SARSA replaces $Q(s', a')$ by its mean over the policy, $\sum_a \pi(a \mid s')\,Q(s', a)$. Write
-# that value for an ε-greedy policy.
+# **Exercise 1.** Expected SARSA replaces $Q(s', a')$ by its mean over the policy,
+# $\sum_a \pi(a \mid s')\,Q(s', a)$. Write that value for an ε-greedy policy.
 #
 # <details>
 # <summary>Solution</summary>
 #
-# Each action has the probability $\varepsilon / |\mathcal{A}|$, and the best one $1 - \varepsilon$ more. By hand: values 1
-# and 3 with $\varepsilon = 0.5$ give $0.25 \cdot 1 + 0.75 \cdot 3 = 2.5$.
+# Each action has the probability $\varepsilon / |\mathcal{A}|$, and the best one $1 - \varepsilon$
+# more. By hand: values 1 and 3 with $\varepsilon = 0.5$ give $0.25 \cdot 1 + 0.75 \cdot 3 = 2.5$.
 #
 # ```python
 # def expected_value(next_q, epsilon):
@@ -525,13 +543,14 @@ shutil.rmtree(folder)
 # </details>
 
 # %% [markdown]
-# **Exercise 2.** Let the observation of the cliff be a single number, row times width plus column, as
-# `Discrete(18)`. Which wrapper do you need now?
+# **Exercise 2.** Let the observation of the cliff be a single number, row times width plus column,
+# as `Discrete(18)`. Which wrapper do you need now?
 #
 # <details>
 # <summary>Solution</summary>
 #
-# None but the time limit: a `Discrete` observation becomes a [one-hot vector](preprocess.ipynb) by itself.
+# None but the time limit: a `Discrete` observation becomes a [one-hot vector](preprocess.ipynb) by
+# itself.
 #
 # ```python
 # class NumberedCliff(Cliff):
@@ -552,8 +571,9 @@ shutil.rmtree(folder)
 # </details>
 
 # %% [markdown]
-# **Exercise 3, a planted bug.** This cliff has wind, which sometimes blows the agent one row down. Learning works. But
-# two runs with the same seed differ, and a resumed run is not the run that was killed. Why?
+# **Exercise 3, a planted bug.** This cliff has wind, which sometimes blows the agent one row down.
+# Learning works. But two runs with the same seed differ, and a resumed run is not the run that was
+# killed. Why?
 
 
 # %%
@@ -578,8 +598,8 @@ print("the same seed gives the same episode:", blown(3) == blown(3))
 # <details>
 # <summary>Solution</summary>
 #
-# `np.random.random()` draws from a global generator that `reset(seed=...)` does not touch. Draw from the generator of
-# the environment:
+# `np.random.random()` draws from a global generator that `reset(seed=...)` does not touch. Draw
+# from the generator of the environment:
 #
 # ```python
 # class WindyCliff(Cliff):
@@ -595,8 +615,8 @@ print("the same seed gives the same episode:", blown(3) == blown(3))
 # </details>
 
 # %% [markdown]
-# **Exercise 4.** Give SARSA a learning rate that falls linearly to 0 over the run. What must be saved for a resumed
-# run to be exact?
+# **Exercise 4.** Give SARSA a learning rate that falls linearly to 0 over the run (an agent counts
+# its environment steps in `self.global_step`). What must be saved for a resumed run to be exact?
 #
 # <details>
 # <summary>Solution</summary>
@@ -641,7 +661,7 @@ print("the same seed gives the same episode:", blown(3) == blown(3))
 #
 # ## References
 #
-# - R. Sutton and A. Barto (2018). *Reinforcement Learning: An Introduction*, second edition, section 6.4
-#   (SARSA) and example 6.6 (the cliff, which is longer there and costs 100).
+# - R. Sutton and A. Barto (2018). *Reinforcement Learning: An Introduction*, second edition,
+#   section 6.4 (SARSA) and example 6.6 (the cliff, which is longer there and costs 100).
 # - Z. Wang et al. (2016). Dueling network architectures for deep reinforcement learning. *ICML*,
 #   [arXiv:1511.06581](https://arxiv.org/abs/1511.06581).
