@@ -14,9 +14,10 @@
 # %% [markdown]
 # # The agent
 #
-# Every algorithm of this book is one class. Its own ideas (a network, a loss, a way to explore) are in
-# its own chapter; what all algorithms share is here. At the end of this chapter you have the base class
-# `Agent`. A new algorithm adds a handful of short methods and inherits everything that a user calls:
+# Every algorithm of this book is one class. Its own ideas (a network, a loss, a way to explore)
+# are in its own chapter; what all algorithms share is here. At the end of this chapter you have
+# the base class `Agent`. A new algorithm adds a few short methods and inherits everything that a
+# user calls:
 #
 # ```python
 # agent = DQN("CartPole-v1", seed=1)
@@ -29,7 +30,7 @@
 # | | |
 # |---|---|
 # | Builds on | [Environments](envs.ipynb), [Replay](replay.ipynb), [Settings](settings.ipynb), [Checkpoints](checkpoint.ipynb) |
-# | New here | what passes between algorithm and loop, the registry, owned randomness, the switch `compile` |
+# | New here | what passes between agent and loop, the registry, an agent's own random numbers, `compile` |
 # | Next | [The run](run.ipynb) holds the loop that calls all this |
 
 # %% tags=["hide-input"]
@@ -76,9 +77,9 @@ ax.axis("off")
 plt.show()
 
 # %% [markdown]
-# Read from left to right: the loop steps the environments and calls the agent; the agent keeps a
-# replay buffer and its networks. All that is learned is in the agent. The loop keeps only the episodes
-# under way and the metrics that it has not written yet.
+# From left to right: the training loop steps the environments and calls the agent; the agent has
+# networks and (if it learns from replay) a buffer. All that is learned is in the agent. The loop
+# keeps only the episodes under way and the metrics that it has not written yet.
 
 # %% tags=["hide-input"]
 #| export
@@ -121,9 +122,10 @@ if TYPE_CHECKING:  # the loop is the next chapter: it needs the agent, and `lear
 # %% [markdown]
 # ## The smallest agent
 #
-# What is an agent, before any base class? Something that acts, observes the result, and learns. Here
-# is a very small one. It ignores its observations and keeps the mean reward of each action, which is
-# the sample-average method for a multi-armed bandit:
+# What is an agent, before any base class? Something that acts, observes the result, and learns.
+# The smallest one plays a *multi-armed bandit*: there are no observations, and each action (an
+# *arm*) pays a random reward. The agent keeps the mean reward of each action, which is the
+# sample-average method. After the $n$-th reward $r$ of the action $a$,
 #
 # $$Q_{n+1}(a) = Q_n(a) + \tfrac{1}{n}\bigl(r - Q_n(a)\bigr).$$
 #
@@ -149,8 +151,8 @@ for reward, q in ((1, 1.0), (0, 0.5), (2, 1.0)):
     assert averages.q[0] == q
 
 # %% [markdown]
-# And the loop around it, on a bandit whose second arm pays 1 more often than its first. One time in
-# ten the agent tries any arm:
+# And the loop around it. The first arm pays 1 with probability 0.3, the second with probability
+# 0.7. One time in ten the agent explores: it plays an arm at random.
 
 # %%
 rng, averages = np.random.default_rng(0), Averages(2)
@@ -163,25 +165,26 @@ print("mean rewards:", averages.q.round(decimals=2).tolist(), "tries:", averages
 assert averages.q.argmax() == 1 and averages.n[1] > 1_500
 
 # %% [markdown]
-# Every algorithm of the book has these three methods, act, observe and update, and a `build` that makes
-# its networks and its buffer. Everything else that a user needs (settings, seeds, evaluation, files, a
-# run that can be killed) is the same for all. The rest of this chapter and [The run](run.ipynb) build
-# it, once.
+# Every algorithm of the book does these three things, in three methods: `act`, `observe` and
+# `update`. A fourth, `build`, makes its networks and its buffer. Everything else that a user needs
+# (settings, seeds, evaluation, files, a run that survives a kill) is the same for all. This
+# chapter and [The run](run.ipynb) build it once.
 #
 # ## What passes between loop and agent
 #
-# There are two small records. The loop gives the agent a **transition**: one step of all environments,
-# as arrays whose first axis is the environment. Three of its fields prevent classic mistakes:
+# There are two small records. The loop gives the agent a **transition**: one step of all
+# environments, as arrays whose first axis is the environment. Three of its fields prevent classic
+# mistakes:
 #
 # - `next_obs` is the true successor, also at the end of an episode, where a vector environment
-#   has already overwritten it with the first observation of the next;
+#   has already overwritten it with the first observation of the next episode;
 # - `terminated` and `truncated` stay apart, because only `terminated` means that nothing follows;
-# - `state` is the hidden state of a recurrent agent *before* the step, so that a chunk of experience
-#   can be replayed from where it began.
+# - `state` is the hidden state of a recurrent agent *before* the step, so that a sequence can be
+#   replayed from the state in which it began.
 #
-# The agent returns an **update result**: the metrics of one gradient step by name, `loss` among them.
-# They stay tensors until the loop writes a line, because reading a tensor from a GPU means waiting for
-# it.
+# The agent returns an **update result**: the metrics of one gradient step by name, `loss` among
+# them. The loop checks that the loss is finite. The others stay tensors until it writes a line,
+# because reading a number from a GPU means waiting for it.
 
 # %%
 #| export
@@ -212,16 +215,16 @@ class UpdateResult:
 # %% [markdown]
 # ## Which algorithms there are
 #
-# The command line, the loader and the error messages need to know all algorithms. Nobody should have
-# to remember to edit a list, so a class puts itself into the registry when Python defines it (you will
-# see the two lines in `Agent`). To find all algorithms we import the chapters, in the order of the
-# book.
+# The command line, the loader and the error messages need to know all algorithms. Nobody should
+# have to remember to edit a list, so a class puts itself into the registry when Python defines it
+# (`__init_subclass__` in `Agent` does that). To find all algorithms we import the chapters, in the
+# order of the book.
 #
-# An algorithm of your own is in a module of yours. It is named `module:name`, as an environment is named
-# `module:Name-v0`: the module is imported first. This is also how a run and a checkpoint remember it, so
-# that another process finds it. A subclass that has no `name` of its own, such as DQN with another
-# network, goes by the name of its class. Nobody else can import what a notebook or a function defines, so
-# such a class keeps its plain name.
+# An algorithm of your own is in a module of yours. It is named `module:name`, as an environment is
+# named `module:Name-v0`, and the module is imported first. Runs and checkpoints store this name,
+# so that another process finds the class. A subclass without a `name` of its own, such as DQN with
+# another network, goes by the name of its class. A class that is defined in a notebook or inside a
+# function cannot be imported, so it keeps its plain name.
 
 # %%
 #| export
@@ -287,7 +290,8 @@ def find_algorithm(name: str) -> type["Agent"]:
     return known[name]
 
 # %% [markdown]
-# (The algorithms are in the library's registry, so this cell copies it into the one of this notebook.)
+# (The algorithms have registered in the library's `REGISTRY`. This notebook has just made a new,
+# empty one, so the cell copies them.)
 
 # %%
 import rlbook.agent
@@ -299,13 +303,14 @@ print("algorithms:", *algorithms())
 # %% [markdown]
 # ## Does the algorithm fit the environment?
 #
-# DQN takes the maximum over a list of actions; it cannot control a motor whose torque is any number
-# between −2 and 2. A user who tries should get a sentence that names an algorithm that fits, and not a
-# traceback from inside a network. So each kind of space has a word (such as `discrete`), and each
-# algorithm declares the words for its observations and its actions. An algorithm for both kinds of
-# actions, such as [A2C](policy_gradient.ipynb), declares `"discrete or continuous"`. Everything else is
-# `other`: a dictionary of observations, say. Gymnasium has a wrapper that makes a vector of it, and the
-# sentence names that.
+# DQN takes the maximum over a list of actions; it cannot control a motor whose torque is any
+# number between −2 and 2. A user who tries should get a sentence that names an algorithm that
+# fits, and not a traceback from inside a network. So each kind of space has a word (such as
+# `discrete`), and each algorithm declares the words for its observations and its actions. An
+# algorithm for both kinds of actions, such as [A2C](policy_gradient.ipynb), declares
+# `"discrete or continuous"`. Any other space, such as a dictionary of observations, is `other`,
+# and the sentence names the Gymnasium wrapper that makes it fit. (A `Discrete` observation is
+# `other`, too, but [preprocessing](preprocess.ipynb) has made it a vector before this check.)
 
 # %%
 #| export
@@ -367,9 +372,9 @@ assert action_kind(gym.spaces.Box(-2, 2, (1,))) == "continuous"
 #
 # `torch.manual_seed(0)` at the top of a script makes it repeatable until somebody adds one random
 # number somewhere. In this book every agent, buffer and run draws from a generator of its own,
-# whose state is saved with it, and nothing touches a global one. There is one obstacle: PyTorch
-# draws the initial weights of a layer from its global generator. So networks are made inside a
-# fork of it, which is thrown away.
+# whose state is saved with it, and nothing changes a global one. There is one obstacle: PyTorch
+# draws the initial weights of a layer from its global generator. So we make networks inside
+# `fork_rng`, which restores the global generator afterwards.
 
 # %%
 #| export
@@ -416,9 +421,10 @@ assert torch.equal(first, second)  # the same seed, the same weights
 assert torch.equal(torch.rand(1), expected)  # and the global generator never noticed
 
 # %% [markdown]
-# The second context manager sets how torch computes while an agent learns: the number of threads, and
-# numbers below $10^{-38}$ are rounded to zero. Adam makes many such *denormal* numbers when a gradient
-# stays zero, and processors are slow with them.
+# The second context manager sets how torch computes while an agent learns: the number of threads,
+# and that numbers below $10^{-38}$ are rounded to zero. Adam makes many such *denormal* numbers
+# when a gradient stays zero, and processors are slow with them. `find_device` turns the setting
+# `device` into a device, or into a sentence if the machine has none of that name.
 
 # %%
 small = torch.full((1000,), 1e-38)
@@ -458,10 +464,10 @@ assert one.shape == (1, 2) and was_single
 assert as_batch([[0.5, 0.0]] * 3, flat)[0].shape == (3, 2)
 
 # %% [markdown]
-# A recurrent agent must also know where an episode starts, because its hidden state is reset there. If
-# the caller passes no state, all episodes start. If the caller passes a state, none does, unless
-# `episode_start` says so. With several environments the caller has to pass it, since their episodes end
-# at different times.
+# A recurrent agent must also know where an episode starts, because its hidden state is reset
+# there. If the caller passes no state, all episodes start. If the caller passes a state, none
+# does, unless `episode_start` says so. With several environments the caller has to pass it, since
+# their episodes end at different times.
 
 # %%
 #| export
@@ -482,9 +488,9 @@ assert where_episodes_start([False, True], "a state", count=2).tolist() == [Fals
 # %% [markdown]
 # ## Nothing broken is kept
 #
-# A loss can be finite while its gradient is not, and then the weights are ruined without a message. A
-# checkpoint of such weights would replace a good one. So before anything is written, we check every
-# number that learning depends on.
+# A loss can be finite while its gradient is not, and then the weights are ruined without a
+# message. A checkpoint of such weights would replace a good one. So before anything is written, we
+# check every number that learning depends on.
 
 # %%
 #| export
@@ -505,17 +511,18 @@ assert not_finite({**sound, "target": [torch.tensor([0.0, math.nan])]}) == "targ
 # ## Compiling
 #
 # With small networks most of an update's time goes into starting operations, not into arithmetic.
-# `torch.compile` fuses them into a C++ program. What it compiles is the method of an algorithm that
-# computes gradients from a batch: forward pass, loss and backward pass. `zero_grad`, the optimiser's
-# step and the target update stand around it in `update`, as they would in any script. So there is no
-# second version of the code, and the setting `compile` is the only switch.
+# `torch.compile` fuses them into a C++ program. It compiles the methods that an algorithm lists in
+# `compiled`: those that compute gradients from a batch, with forward pass, loss and backward pass.
+# `zero_grad`, the optimiser's step and the target update stay in `update`, as in any script. So
+# there is no second version of the code, and the setting `compile` is the only switch.
 #
-# Three details are important. `trace_autograd_ops` lets a backward pass stand inside a compiled
-# function. `fullgraph=True` makes PyTorch raise an error where it cannot compile everything: without
-# it, it falls back piece by piece, and gradients can be lost with no message at all. LSTMs are such a
-# case, so recurrent agents name no method. And a program is compiled for one set of settings and
-# shapes: agents that share them share it, and `recompile_limit` is how many different ones a process
-# may have. [Speed](speed.ipynb) measures what compiling gains and costs.
+# Three options are important. `trace_autograd_ops` allows a backward pass inside a compiled
+# function. `fullgraph=True` makes PyTorch raise an error where it cannot compile everything.
+# Without it, PyTorch leaves out what it cannot compile, and gradients can be lost with no message
+# at all. LSTMs are such a case, so recurrent agents list no method. And a program is compiled for
+# one set of settings and shapes: agents with the same ones share it, and `recompile_limit` is the
+# number of programs that one process may have. [Speed](speed.ipynb) measures what compiling gains
+# and costs.
 
 # %%
 #| export
@@ -539,10 +546,11 @@ def compile_methods(agent: "Agent") -> None:
 # %% [markdown]
 # ## The base class
 #
-# An agent is made from its settings. They name the environment, and from the environment the agent needs
-# its **interface**: the spaces of observations and actions, and how many frames a picture stacks. The
-# interface is part of a checkpoint, as [plain data](checkpoint.ipynb). So a trained agent can be loaded and
-# asked for actions on a machine that does not have the simulator. Only `learn` and `evaluate` need that.
+# An agent is made from its settings. They name the environment, and from the environment the agent
+# needs its **interface**: the spaces of observations and actions, and how many frames are stacked
+# in one picture. The interface is part of a checkpoint, as [plain data](checkpoint.ipynb). So a
+# trained agent can be loaded and asked for actions on a machine that does not have the simulator.
+# Only `learn` and `evaluate` need that.
 
 # %%
 #| export
@@ -582,20 +590,22 @@ assert interface.action_space == gym.spaces.Discrete(2)
 assert Interface.from_plain(interface.plain()) == interface
 
 # %% [markdown]
-# Now the whole class. It has three groups of methods:
+# Now the whole class. It has four groups of methods:
 #
-# - **what an algorithm fills in**: `build`, `act`, `observe` and `update`, and `sample` if it learns
-#   from replay. `batches` says when it is time to learn and from what. Its default is for replay; an
-#   on-policy algorithm, which learns from each rollout as it is complete, writes its own;
+# - **what an algorithm fills in**: `build`, `act`, `observe` and `update`, and `sample` if it
+#   learns from replay. `batches` says when it is time to learn and from what. Its default is for
+#   replay; an on-policy algorithm, which learns from each rollout when it is complete, writes its
+#   own;
 # - **what a user calls**: `learn`, `evaluate`, `predict`, `save`, `load` and `from_config`;
 # - **what is saved**: `parts` names the attributes that learning depends on, and `state_dict` and
-#   `load_state_dict` walk over them, so that neither can forget one.
+#   `load_state_dict` walk over them, so that neither can forget one;
+# - **what is copied**: `copy.deepcopy` and `pickle` give a second agent that goes on learning
+#   exactly as the first would.
 #
-# The last methods make an agent a value: `copy.deepcopy` and `pickle` give a second agent that goes
-# on learning exactly as the first would. Only two things are not copied. A compiled method belongs to the
-# networks of one agent, so a copy compiles its own. And a run directory has one writer, so a copy
-# writes nowhere. Pickling turns the tensors into bytes. Otherwise `multiprocessing` would share their
-# memory with the other process, and learning there would change the original.
+# Only two things are not copied. A compiled method belongs to the networks of one agent, so a copy
+# compiles its own. And a run directory has one writer, so a copy writes nowhere. Pickling turns
+# the tensors into bytes. Otherwise `multiprocessing` would share their memory with the other
+# process, and learning there would change the original.
 
 # %%
 #| export
@@ -811,9 +821,9 @@ class Agent(ABC):
 # %% [markdown]
 # ## The bandit as an agent
 #
-# Here is the bandit again, now as an `Agent`. Its `parts` are one object with `state_dict` and
-# `load_state_dict`. It learns from each step at once, so it has no buffer, and `batches` always yields
-# one batch.
+# Here is the bandit again, now as an `Agent`. It has one part, the means, with `state_dict` and
+# `load_state_dict`. It learns from each step at once, so it has no buffer, and `batches` always
+# yields one batch.
 
 
 # %%
@@ -862,8 +872,8 @@ class Bandit(Agent):
 
 
 # %% [markdown]
-# It is registered, it can be told its settings by keyword, and it learns. In `rlbook/OneStep-v0`
-# every episode is one step with reward 1, so the value of the action that it plays is exactly 1:
+# It is registered, it takes its settings as keywords, and it learns. In `rlbook/OneStep-v0` every
+# episode is one step with reward 1, so the mean of each action that it has played is exactly 1:
 
 # %%
 agent = Bandit("rlbook/OneStep-v0", total_steps=1_000, seed=3, eval_every=0)
@@ -873,7 +883,8 @@ assert agent.means.q.max() == 1
 assert agent.evaluate(episodes=5).mean == 1
 
 # %% [markdown]
-# A single observation gives a single action, a batch gives a batch, and nonsense gives a sentence:
+# A single observation gives a single action, a batch gives a batch, and a mistake gives a
+# sentence:
 
 # %%
 single, _ = agent.predict(np.zeros(agent.observation_space.shape))
@@ -914,9 +925,9 @@ assert torch.equal(twin.means.n, agent.means.n) and twin.means is not agent.mean
 # %% [markdown]
 # ## Loading
 #
-# A checkpoint holds the name of its algorithm and its settings, so `load` needs only the file, or the
-# directory of a run, where it takes the newest checkpoint that is not damaged. The class method
-# `DQN.load` does the same and refuses checkpoints of other algorithms.
+# A checkpoint holds the name of its algorithm and its settings, so `load` needs only the file, or
+# the directory of a run, where it takes the newest checkpoint that is not damaged. The class
+# method `DQN.load` does the same and refuses checkpoints of other algorithms.
 
 # %%
 #| export
@@ -1013,9 +1024,10 @@ print("means after 50 more steps:", agent.means.q.tolist(), twin.means.q.tolist(
 # <details>
 # <summary>Solution</summary>
 #
-# Because a network for the wrong space fails with a message about matrix sizes, or, worse, does not
-# fail at all: a continuous action of one dimension would pass for one discrete action. And if every
-# algorithm had to call it, one of them would forget to.
+# Because a network for the wrong space fails with a message about matrix sizes, or, worse, does
+# not fail at all: code that asks only for the size of the action space would take one continuous
+# action for one discrete action. And if every algorithm had to call it, one of them would forget
+# to.
 #
 # ```python
 # try:
@@ -1029,9 +1041,9 @@ print("means after 50 more steps:", agent.means.q.tolist(), twin.means.q.tolist(
 # </details>
 
 # %% [markdown]
-# **Exercise 3, a planted bug.** This variant of `Bandit` learns as well as the original, and there
-# is no error anywhere. Yet an agent that was saved and loaded behaves differently from one that
-# was not. What is wrong? Find a way to see it.
+# **Exercise 3, a planted bug.** This variant of `Bandit` learns as well as the original, and
+# raises no error. Yet an agent that was saved and loaded behaves differently from one that was
+# not. What is wrong? Find a way to see it.
 
 
 # %%
@@ -1108,15 +1120,15 @@ for kind in (Forgetful, Bandit):
     print(f"{kind.__name__}: same actions after loading: {same_after_loading(trained)}")
 
 # %% [markdown]
-# **Exercise 4.** Make an agent that plays at random, and use it as the floor of a comparison on
-# CartPole. What must `update` return if it has nothing to learn?
+# **Exercise 4.** Make an agent that plays at random, as a baseline for CartPole. What must
+# `update` return if the agent has nothing to learn?
 #
 # <details>
 # <summary>Solution</summary>
 #
 # Nothing: let `batches` yield nothing, and `update` is never called. Then `act` is one line,
-# `self.generator.integers(self.action_space.n, size=len(obs))`, and `observe` does nothing. A mean
-# return of about 22 is what you should see on CartPole.
+# `self.generator.integers(self.action_space.n, size=len(obs))`, and `observe` does nothing. On
+# CartPole the mean return is about 22.
 #
 # ```python
 # class AtRandom(Bandit):
@@ -1158,6 +1170,6 @@ for kind in (Forgetful, Bandit):
 # ## References
 #
 # - R. Sutton and A. Barto (2018). *Reinforcement Learning: An Introduction*, second edition,
-#   section 2.4: the sample-average method.
+#   sections 2.2 and 2.4: the sample-average method, and its update in steps.
 # - A. Raffin et al. (2021). *Stable-Baselines3: Reliable Reinforcement Learning Implementations*,
 #   JMLR 22: the verbs `learn`, `predict`, `save` and `load`, which users know from there.

@@ -14,11 +14,11 @@
 # %% [markdown]
 # # Callbacks
 #
-# You want a run to stop when the agent is good enough, or when it has not improved for a long time, and
-# you want to keep the best agent of the run and not only the last. Or you want something that no library
-# foresaw: a message on your phone, a metric of your own. For that the [training loop](run.ipynb) calls
-# objects of yours at four moments. They are called *callbacks*. At the end of this chapter you have three
-# that most people need, and you have written one.
+# You want a run to stop when the agent is good enough, or when it has not improved for a long
+# time, and you want to keep the best agent of the run and not only the last. Or you want something
+# that no library foresaw: a message on your phone, a metric of your own. For that, the [training
+# loop](run.ipynb) calls objects of yours, the *callbacks*, at four moments. At the end of this
+# chapter you have three that most people need, and one of your own.
 #
 # | | |
 # |---|---|
@@ -27,8 +27,8 @@
 # | Same as elsewhere | a class with a method for each moment |
 # | Different from elsewhere | the state of a callback is part of the checkpoint, so that a resumed run is exact |
 #
-# This is what stopping saves. The agent below learns CartPole with a budget of 20,000 steps, and stops
-# at the first evaluation whose mean return is 400:
+# This is what stopping saves. The agent below learns CartPole with a budget of 20,000 steps, and
+# stops at the first evaluation whose mean return is at least 400:
 
 # %% tags=["hide-input"]
 #| export
@@ -72,17 +72,19 @@ assert (returns[:-1] < 400).all()
 # %% [markdown]
 # ## The protocol
 #
-# A callback has a method for each of four moments. Each gets the run, and with it everything: `run.agent`,
-# its settings in `run.config`, `run.logger.lines`, `run.directory`. It may look, and it may do two things:
+# A callback has a method for each of four moments. Each method gets the run, and with it
+# everything: the agent (`run.agent`), the settings (`run.config`), the lines of metrics
+# (`run.logger.lines`) and the files (`run.directory`). A callback can read all of it, and can act
+# on the run in two ways:
 #
-# - `run.stop("the reason")` ends the run after this step, with a checkpoint, as if `total_steps` were
-#   reached;
-# - `run.log(name=value)` adds a metric to the next line of `metrics.jsonl`. As with the metrics of updates,
-#   the line holds the mean since the line before.
+# - `run.stop("the reason")` ends the run after this step, with a checkpoint, as if `total_steps`
+#   were reached;
+# - `run.log(name=value)` adds a metric to the next line of training metrics in `metrics.jsonl`. As
+#   with the metrics of updates, the line holds the mean since the line before.
 #
-# A callback that remembers something between calls returns it from `state_dict`, as plain numbers, texts
-# and tensors. It is saved with each checkpoint, and a resumed run gives it back. Without that, a run that
-# was killed while it waited for an improvement would wait anew.
+# If a callback remembers something between calls, its `state_dict` returns that, as plain numbers,
+# texts and tensors. It is saved with each checkpoint, and a resumed run gives it back. Without
+# that, a run that was killed while it waited for an improvement would begin to wait again.
 
 # %%
 #| export
@@ -114,8 +116,8 @@ Callbacks = Sequence[Callback]
 # %% [markdown]
 # ## Stopping
 #
-# The simplest one stops at a return. It looks at evaluations and not at the episodes of the training,
-# because those explore.
+# The simplest one stops at a return. It looks at evaluations and not at the episodes of the
+# training, because in those the agent explores.
 
 # %%
 #| export
@@ -130,9 +132,9 @@ class StopAtReturn(Callback):
             run.stop(f"the mean return {evaluation.mean:.1f} has reached {self.wanted:g}")
 
 # %% [markdown]
-# The other one stops when so many evaluations in a row brought nothing better than the best before them.
-# How many? Evaluations are noisy, and learning curves have plateaus: with a patience of 3 you will often
-# stop a run that was about to improve. It counts, so it has a state.
+# The second one stops when `patience` evaluations in a row were no better than the best before
+# them. Evaluations are noisy, and learning curves have plateaus: with a small patience you may
+# stop a run that was about to improve. This callback counts, so it has a state.
 
 # %%
 #| export
@@ -155,8 +157,8 @@ class StopWithoutImprovement(Callback):
         self.best, self.waited = state["best"], state["waited"]
 
 # %% [markdown]
-# By hand: with a patience of 2 and evaluations of 1, 3, 2, 3 and 4, the third is no better than 3, and the
-# fourth neither (an equal one is no improvement). So it stops at the fourth.
+# By hand: with a patience of 2 and evaluations of 1, 3, 2, 3 and 4, the third and the fourth are
+# no better than 3 (an equal one is no improvement). So it stops at the fourth.
 
 # %%
 class Stopped(Exception):
@@ -187,13 +189,14 @@ assert number == 4 and patient.state_dict() == {"best": 3.0, "waited": 2}
 # %% [markdown]
 # ## Keeping the best agent
 #
-# Deep reinforcement learning forgets: the last agent of a run is often not the best one. `KeepBest` writes
-# the agent to `checkpoints/best.pt` whenever an evaluation is better than all before. The file holds no
-# replay buffer, since it is there to act and not to go on.
+# An agent can get worse again while it learns, so the last agent of a run need not be the best
+# one. `KeepBest` writes the agent to `checkpoints/best.pt` in the run directory whenever an
+# evaluation is better than all before. (A run without a directory keeps nothing.) The file holds
+# no replay buffer, since it is there to act and not to learn on.
 #
-# Be careful with its score. The best of twenty noisy evaluations is partly luck, so its mean return says
-# too much. Evaluate the kept agent again, on new episodes, before you report a number:
-# `rlbook evaluate runs/a --best`.
+# Be careful with its score. The best of twenty noisy evaluations is partly luck, so its mean
+# return tends to be too high. Evaluate the kept agent again, on new episodes, before you report a
+# number: `rlbook evaluate runs/a --best`.
 
 # %%
 #| export
@@ -222,9 +225,10 @@ class KeepBest(Callback):
 # %% [markdown]
 # ## From a setting
 #
-# Each of the three is a setting, and with it a flag and a key in YAML. So a run that is resumed by
-# `rlbook resume` has them again. Those that you wrote yourself have to be given again, to
-# `resume(path, callbacks=[...])`; if they are not, the run warns and goes on without them.
+# Each of the three has a setting, and so a flag and a key in YAML: `stop_at_return`,
+# `stop_patience` and `keep_best`. A run that is resumed by `rlbook resume` has them again. Give
+# your own callbacks to `resume(path, callbacks=[...])` again; otherwise the run warns and goes on
+# without them.
 
 # %%
 #| export
@@ -246,9 +250,10 @@ assert [type(each) for each in asked] == [KeepBest, StopAtReturn] and make_callb
 # %% [markdown]
 # ## One of your own
 #
-# How far do the actions of the greedy policy change between evaluations? A policy that has settled should
-# hardly change them. This callback keeps a few hundred observations of the training, asks the agent after
-# each evaluation what it would do there, and logs the share of answers that differ from the last time.
+# How many of its greedy actions does an agent change between two evaluations? Once its policy has
+# settled, there should be few. This callback keeps a few hundred observations of the training,
+# asks the agent after each evaluation for its greedy actions there, and logs the share that differ
+# from the last time.
 
 
 # %%
@@ -289,13 +294,14 @@ label_curves(change, "policy change", "share of greedy actions\nthat changed")
 plt.show()
 
 # %% [markdown]
-# It keeps its observations in a list, which is not in `state_dict`: a resumed run would collect others, and
-# log other numbers. The weights stay exact all the same. The exercise repairs that.
+# The share is large while the return jumps, and small once the return stays high. `PolicyChange`
+# has no `state_dict` of its own, so a resumed run would collect other observations and log other
+# numbers. (The weights would still be exact.) Exercise 1 repairs that.
 #
 # ## Exercises
 #
-# **Exercise 1.** Give `PolicyChange` a `state_dict` and a `load_state_dict`, so that a resumed run logs
-# the same numbers.
+# **Exercise 1.** Give `PolicyChange` a `state_dict` and a `load_state_dict`, so that a resumed run
+# logs the same numbers.
 #
 # <details>
 # <summary>Solution</summary>
@@ -325,8 +331,8 @@ plt.show()
 # </details>
 
 # %% [markdown]
-# **Exercise 2, a planted bug.** This callback was meant to stop a run after a budget of episodes, however
-# long they are. It stops far too early. Why?
+# **Exercise 2, a planted bug.** This callback should stop a run after a number of finished
+# episodes, however long they are. It stops far too early. Why?
 
 
 # %%
@@ -350,8 +356,10 @@ print("stopped at step", agent.global_step)
 # <details>
 # <summary>Solution</summary>
 #
-# `collector.recent` holds the last twenty returns, not those of this step, so each episode is counted
-# again at each step. `collector.episode_start` says which environments have just finished one.
+# `collector.recent` holds the last twenty returns, not those of this step, so each episode is
+# counted again at each step. `collector.finished` holds the episodes that ended in the last step.
+# (`episode_start` would count too many: a checkpoint resets all environments, so episodes start
+# that did not end.)
 #
 # ```python
 # class EpisodeBudgetWithABug(Callback):
@@ -361,7 +369,7 @@ print("stopped at step", agent.global_step)
 #         self.left = episodes
 #
 #     def after_step(self, run):
-#         self.left -= int(run.collector.episode_start.sum())
+#         self.left -= len(run.collector.finished)
 #         if self.left <= 0:
 #             run.stop("the episodes are used up")
 #
@@ -374,7 +382,7 @@ print("stopped at step", agent.global_step)
 # </details>
 
 # %% [markdown]
-# **Exercise 3.** Write a callback that stops a run after so many seconds.
+# **Exercise 3.** Write a callback that stops a run after a given number of seconds.
 #
 # <details>
 # <summary>Solution</summary>
@@ -400,8 +408,8 @@ print("stopped at step", agent.global_step)
 # </details>
 
 # %% [markdown]
-# **Exercise 4.** Write a callback that collects the mean return of each evaluation, and compare it with the
-# history of the run.
+# **Exercise 4.** Write a callback that collects the mean return of each evaluation, and compare it
+# with the history of the run.
 #
 # <details>
 # <summary>Solution</summary>
@@ -424,10 +432,10 @@ print("stopped at step", agent.global_step)
 # </details>
 
 # %% [markdown]
-# ## Using it
+# ## Use it
 #
 # ```python
-# from rlbook.callbacks import Callback, KeepBest, StopAtReturn
+# from rlbook.callbacks import StopAtReturn
 # from rlbook.dqn import DQNConfig, train_dqn
 #
 # result = train_dqn(DQNConfig(run_dir="runs/a", keep_best=True), callbacks=[StopAtReturn(475)])

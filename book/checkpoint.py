@@ -14,10 +14,10 @@
 # %% [markdown]
 # # Checkpoints
 #
-# A run takes hours, and machines crash, run out of disk space and are switched off. A checkpoint is a
-# file from which the run can continue. In this chapter you build checkpoints that you can rely on. Each
-# file is complete or not there at all. A damaged file is noticed. And opening a file from a stranger runs
-# no code.
+# A run takes hours, and machines crash, run out of disk space and are switched off. A checkpoint
+# is a file from which the run can continue. In this chapter you build checkpoints that you can
+# rely on: each file is complete or not there at all, damage is noticed, and opening a stranger's
+# file runs no code.
 #
 # | | |
 # |---|---|
@@ -25,8 +25,8 @@
 # | Same as `torch.save` and `torch.load` | the format: tensors, numbers, text, lists and dicts |
 # | Different | written to a temporary file and renamed; a checksum; no objects that run code |
 #
-# Here is the finished module at work. It saves at three steps and keeps the last two. Then we damage the
-# newest file and ask for the newest checkpoint.
+# Here is the finished module at work. It saves at three steps and keeps the last two. Then we
+# damage the newest file and ask for the newest checkpoint.
 
 # %% tags=["hide-input"]
 #| export
@@ -80,12 +80,12 @@ assert content["step"] == 20
 # %% [markdown]
 # ## The problem: killed while writing
 #
-# A process has written a checkpoint of 2 MB and is now writing the next one to the same path. Then it is
-# killed. What can you read afterwards? The folded cell tries it. It starts a process for each point at
-# which the write can stop, and lets the operating system kill it at exactly that byte, as suddenly as
-# `kill -9` would. No `except` and no `finally` runs. It does this once with plain `torch.save` and once
-# with the module of this chapter. The last two columns are kills after the last byte: before and after
-# our module gives the file its final name.
+# A process has written a checkpoint of 2 MB and is now writing the next one to the same path. Then
+# it is killed. What can you read afterwards? The folded cell tries it. It starts eight processes,
+# and the operating system kills each at another byte of the new file, as suddenly as `kill -9`
+# would: no `except` and no `finally` runs. It does this with plain `torch.save` and with the
+# module of this chapter. The last two columns are kills after the last byte, before and after our
+# module gives the file its final name.
 
 # %% tags=["hide-input"]
 EXPERIMENT = """
@@ -153,14 +153,14 @@ assert [outcome for _, _, outcome in outcomes[8:]] == 7 * ["old"] + ["new"]
 
 # %% [markdown]
 # Plain `torch.save` loses **both** checkpoints. Opening a file for writing empties it, so the old
-# checkpoint is gone before the first new byte. And the new one cannot be read until its last byte is
-# written, because the table of contents of the file is at its end.
+# checkpoint is gone before the first new byte. And the new one cannot be read until its last byte
+# is written, because the table of contents of the file is at its end.
 #
 # ## A checksum
 #
-# Half a file at least gives an error. A single flipped bit may not. Disks, memory and networks flip one
-# now and then. By hand: the number 1.0 as a 32-bit float is `3f800000`. Flip its second highest bit and
-# you get `7f800000`, which is infinity.
+# Half a file at least gives an error. A single flipped bit may not, and disks, memory and networks
+# flip one now and then. By hand: the number 1.0 as a 32-bit float is `3f800000`. Flip its second
+# highest bit and you get `7f800000`, which is infinity.
 
 # %%
 file = io.BytesIO()
@@ -173,14 +173,17 @@ print(weights[:4])
 assert weights[0] == float("inf")
 
 # %% [markdown]
-# No error, no warning, and one weight is infinite. So our files end with a checksum: the SHA-256 hash of
-# everything before it.
+# No error, no warning, and one weight is infinite. So our files end with a checksum: the SHA-256
+# hash of everything before it.
 #
 # ```
 # | the file that torch.save writes ...... | rlbook-sha256: | 64 hexadecimal digits |
 # ```
 #
-# `torch.load` ignores the extra bytes at the end. The hash is computed while the file is written:
+# `torch.load` ignores the extra bytes at the end. `HashingWriter` computes the hash while the file
+# is written. The cell also defines the errors of this chapter. An `UnreadableError` is a
+# `CheckpointError` whose file may be sound: this machine is not allowed to read it, or has too
+# little memory.
 
 # %%
 #| export
@@ -209,8 +212,8 @@ class HashingWriter(io.BufferedWriter):
         return super().write(data)
 
 # %% [markdown]
-# By hand: the standard gives the hash of `abc` as an example. It begins with `ba7816bf` and ends with
-# `f20015ad`. Written in two pieces, the hash must be the same.
+# By hand: the standard of SHA-256 gives the hash of `abc` as an example. It begins with `ba7816bf`
+# and ends with `f20015ad`. If we write `abc` in two pieces, the hash must be the same.
 
 # %%
 with HashingWriter(open(folder / "abc", "wb", buffering=0)) as file:
@@ -224,10 +227,11 @@ assert (folder / "abc").read_bytes() == b"abc"
 # %% [markdown]
 # ## Only what can be read back
 #
-# We will open checkpoints with `weights_only=True`, which accepts tensors and plain Python values and
-# refuses everything else. The worst checkpoint is one that is written without complaint and refused on
-# the day you need it. So check before you write. Types are compared exactly, because
-# `weights_only` refuses subclasses too: NumPy's `float64` is a subclass of `float`.
+# We will open checkpoints with `weights_only=True`, which accepts tensors and plain Python values
+# and refuses everything else (*Files from strangers* below shows why). The worst checkpoint is one
+# that is written without complaint and refused on the day you need it. So we check before we
+# write. Types are compared exactly, because `weights_only` refuses subclasses too: NumPy's
+# `float64` is a subclass of `float`.
 
 # %%
 #| export
@@ -244,8 +248,8 @@ def check_plain(value: Any, name: str = "checkpoint") -> None:
         raise CheckpointError(f"{name} is a {type(value).__name__}, which a file must not hold.")
 
 # %% [markdown]
-# By hand: the mean of a NumPy array is such a `float64`, here two levels down. The state of a NumPy
-# generator, on the other hand, is made of plain integers.
+# By hand: the mean of a NumPy array is such a `float64`, here two levels down. The state of a
+# NumPy generator, on the other hand, is made of plain integers and text.
 
 # %%
 try:
@@ -262,12 +266,12 @@ check_plain({"weights": torch.ones(3), "lr": 1e-3, "sizes": (64, 64), "name": No
 # To replace a file so that it is never half written, take four steps:
 #
 # 1. **Write** the new content to a temporary file in the same directory.
-# 2. **Sync** that file: wait until it is on the disk. Without this, a power cut after the next step could
-#    leave an empty file under the new name.
-# 3. **Rename** it to the final name. The file system does this in one step: whoever opens the name gets
-#    all of the old file or all of the new one.
-# 4. **Sync the directory**, so that the new name is on the disk too. Some systems cannot do this. Then we
-#    go on without it.
+# 2. **Sync** that file: wait until it is on the disk. Without this, a power cut after the next
+#    step could leave an empty file under the new name.
+# 3. **Rename** it to the final name. The file system does this in one step: whoever opens the name
+#    gets all of the old file or all of the new one.
+# 4. **Sync the directory**, so that the new name is on the disk too. Some systems cannot do this.
+#    Then we go on without it.
 
 # %%
 #| export
@@ -281,10 +285,10 @@ def sync_directory(directory: Path) -> None:
             os.close(descriptor)
 
 # %% [markdown]
-# All of this can fail: the disk may be full, or the directory may be gone. The user should get the reason
-# in one sentence. There is a catch. Torch calls our `write`, and if that raises an `OSError`, torch often
-# raises a `RuntimeError` of its own instead. Python keeps the first error as the context of the second, so
-# we can find it.
+# All of this can fail: the disk may be full, or the directory may be gone. The user should get the
+# reason in one sentence. But torch calls our `write`, and if that raises an `OSError`, torch often
+# raises a `RuntimeError` of its own instead. Python keeps the first error as the `__context__` of
+# the second, so we can find it.
 
 # %%
 #| export
@@ -322,8 +326,8 @@ except CheckpointError as error:
     print(error)
 
 # %% [markdown]
-# Now the four steps together. Whatever goes wrong, the temporary file is deleted. Only a kill can leave
-# one, as it did seven times in the experiment above.
+# Now the four steps together. Whatever goes wrong, the temporary file is deleted. Only a kill can
+# leave one, as it did seven times in the experiment above.
 
 # %%
 #| export
@@ -354,8 +358,8 @@ assert sound[-64:].decode() == hashlib.sha256(sound[:-TRAILER_SIZE]).hexdigest()
 assert torch.load(path, weights_only=True)["step"] == 1  # torch reads it too
 
 # %% [markdown]
-# Pretend that the disk is full when the file is synced. The old checkpoint is untouched, and no temporary
-# file is left.
+# Pretend that the disk is full when the file is synced. The old checkpoint is untouched, and no
+# temporary file is left.
 
 # %%
 with mock.patch("os.fsync", side_effect=full), suppress(CheckpointError):
@@ -366,10 +370,10 @@ assert not list(folder.glob("*.tmp"))
 # %% [markdown]
 # ## Files from strangers
 #
-# Somebody offers you a trained agent. What happens when you open the file? `torch.load` is built on
-# pickle, and a pickle is not data but a small program: it names functions to call so that the
-# objects come back. It may name **any** function. This file makes a directory. It could as well have
-# deleted your files.
+# Somebody offers you a trained agent. What happens when you open the file? `torch.load` is built
+# on pickle, and a pickle is not data but a small program: to rebuild its objects it names
+# functions to call, and it may name **any** function. This file makes a directory. It could as
+# well delete your files.
 
 
 # %%
@@ -386,8 +390,8 @@ print("the file made a directory:", (folder / "I was here").exists())
 assert (folder / "I was here").exists()
 
 # %% [markdown]
-# With `weights_only=True` torch calls only the few functions that rebuild tensors and plain values. If the
-# file names any other function, torch stops before it calls anything.
+# With `weights_only=True` torch calls only the few functions that rebuild tensors and plain
+# values. If the file names any other function, torch stops before it calls anything.
 
 # %%
 (folder / "I was here").rmdir()
@@ -427,8 +431,9 @@ except CheckpointError as error:
     print(str(error).replace(f"{folder}/", ""))
 
 # %% [markdown]
-# Whatever goes wrong becomes a `CheckpointError` with one sentence. The last `except` is wide because
-# torch does not document which errors a forged file can cause.
+# Whatever goes wrong becomes a `CheckpointError` with one sentence, or an `UnreadableError` if the
+# file may be sound. The last `except` is wide because torch does not document which errors a
+# forged file can cause.
 
 # %%
 #| export
@@ -457,9 +462,9 @@ def read_checkpoint(path: Path, device: str = "cpu") -> dict[str, Any]:
     return content
 
 # %% [markdown]
-# Flip 300 bits, one at a time, and cut the file at 100 points. Then give the hostile file a correct
-# checksum, which anybody can compute. A checksum finds accidents, not attacks. The second step stops the
-# attack.
+# We flip 300 bits, one at a time, and cut the file at 100 points: the checksum finds each of them.
+# Then we give the hostile file a correct checksum, which anybody can compute. A checksum finds
+# accidents, not attacks; `weights_only` stops the attack.
 
 # %%
 assert read_checkpoint(path)["step"] == 1
@@ -492,9 +497,9 @@ assert not (folder / "I was here").exists()
 # %% [markdown]
 # ## Spaces as plain data
 #
-# An agent knows the spaces of its observations and actions, and they belong into its checkpoint. A space of
-# Gymnasium is an object of a class, which `weights_only` refuses. So it is written as its kind and numbers. By
-# hand: `Discrete(3, start=1)` is `{"kind": "Discrete", "n": 3, "start": 1}`.
+# An agent knows the spaces of its observations and actions, and they belong in its checkpoint. But
+# a Gymnasium space is an object that `weights_only` refuses. So we write its kind and its numbers.
+# By hand: `Discrete(3, start=1)` is `{"kind": "Discrete", "n": 3, "start": 1}`.
 
 # %%
 #| export
@@ -550,10 +555,10 @@ for space in (
 # %% [markdown]
 # ## Keeping the last two
 #
-# A file can be damaged long after it was written, so we keep the checkpoint before it as well. The file
-# names carry the step with leading zeros, so that sorting the names sorts the steps. A new checkpoint is
-# written first, and old ones are deleted afterwards. By hand, with `keep=2`: after the steps 10, 20 and 30,
-# the files of 20 and 30 are left.
+# A file can be damaged long after it was written, so we keep the checkpoint before it as well. The
+# file names carry the step with leading zeros, so that sorting the names sorts the steps. A new
+# checkpoint is written first, and old ones are deleted afterwards. By hand, with `keep=2`: after
+# the steps 10, 20 and 30, the files of 20 and 30 are left.
 
 # %%
 #| export
@@ -609,8 +614,9 @@ assert [int(file.stem[5:]) for file in checkpoints.paths()] == [20, 30]
 assert len(list((folder / "checkpoints").iterdir())) == 2  # the temporary file is gone too
 
 # %% [markdown]
-# You saw at the top of the chapter what happens when the newest is damaged. The run then continues from
-# step 20, and its next `save` deletes the damaged file.
+# You saw at the top of the chapter that `newest` skips a damaged file. The run then continues from
+# step 20, and its next `save` deletes the damaged file. (After an `UnreadableError` it does not
+# skip: the file may be sound, and going on from an older one would delete it.)
 
 # %%
 checkpoints.paths()[-1].write_bytes(b"damaged")
@@ -618,8 +624,8 @@ checkpoints.save(25, {"step": 25})
 assert [int(file.stem[5:]) for file in checkpoints.paths()] == [20, 25]
 
 # %% [markdown]
-# If no checkpoint can be read, that is an error. A run that silently started again at step 0 would look
-# as if it had unlearned everything.
+# If no checkpoint can be read, that is an error. A run that silently started again at step 0 would
+# look as if it had unlearned everything.
 
 # %%
 for file in checkpoints.paths():
@@ -635,15 +641,15 @@ with warnings.catch_warnings():
 # ## Honest edges
 #
 # - The checksum finds accidents. It does not prove who wrote the file (exercise 3).
-# - `weights_only` protects you from code, not from a bad agent. Its promise holds from torch 2.6 on; in
-#   older versions it could be broken (CVE-2025-32434).
-# - Reading a checkpoint runs nothing. But an algorithm `module:name` makes `rlbook.load` import a module of
-#   that name if you have one, and `learn` and `evaluate` do so for an environment. If you do not trust the
-#   source, look at `read_checkpoint(path)["algo"]` and `["config"]` first.
+# - `weights_only` protects you from code, not from a bad agent. Before torch 2.6 a file could get
+#   around it (CVE-2025-32434).
+# - `read_checkpoint` runs no code. But if a file names its algorithm as `module:name`,
+#   `rlbook.load` imports that module if it is on your path, and `learn` and `evaluate` do the same
+#   for the environment. If you do not trust the source, look at `read_checkpoint(path)["algo"]`
+#   and `["config"]` first.
 # - A new checkpoint is written before an old one is deleted, so the disk needs space for three.
-# - Some disks report a sync as done before it is. Against a power cut no program can do better than its
-#   disk.
-# - Two processes that write into the same directory delete each other's temporary files. One of them
+# - Some disks report a sync as done before it is. No program can repair that.
+# - Two processes that write to the same directory delete each other's temporary files. One of them
 #   then fails with a sentence, and no checkpoint is damaged.
 #
 # ## Exercises
@@ -676,9 +682,9 @@ print([file.name for file in short.paths()])
 # <summary>Solution</summary>
 #
 # Names are sorted as text, letter by letter, and `step_10000` comes before `step_8000` because `1`
-# comes before `8`. So from step 10,000 on, each new checkpoint counts as the oldest and is deleted as soon
-# as it is written. The run ends with the checkpoints of the steps 8,000 and 9,000, without an error.
-# With leading zeros, the order of the names is the order of the numbers:
+# comes before `8`. So from step 10,000 on, each new checkpoint counts as the oldest and is deleted
+# as soon as it is written. The run ends with the checkpoints of the steps 8,000 and 9,000, without
+# an error. With leading zeros, the order of the names is the order of the numbers:
 #
 # ```python
 # class ShortNames(CheckpointDirectory):
@@ -710,8 +716,9 @@ print([file.name for file in short.paths()])
 # <summary>Solution</summary>
 #
 # A rename is one step only within one file system. The directory for temporary files is often on
-# another one, and then `os.replace` fails with *Invalid cross-device link*. `shutil.move` would not
-# fail: it copies. But a copy can be interrupted half-way, which is the problem that we started with.
+# another one, and then `os.replace` fails with *Invalid cross-device link*. `shutil.move` would
+# not fail: it copies. But a copy can be interrupted half-way, which is the problem that we started
+# with.
 #
 # ```python
 # with tempfile.TemporaryDirectory() as name:
@@ -729,8 +736,8 @@ print([file.name for file in short.paths()])
 # <details>
 # <summary>Solution</summary>
 #
-# Change the weight and write the file again. The checksum is right, because anybody who can change the
-# content can compute a new checksum.
+# Change the weight and write the file again. The checksum is right, because anybody who can change
+# the content can compute a new checksum.
 #
 # ```python
 # with tempfile.TemporaryDirectory() as name:
@@ -742,14 +749,15 @@ print([file.name for file in short.paths()])
 #     assert read_checkpoint(theirs)["weights"][0] == 666
 # ```
 #
-# The owner needs a checksum that depends on a secret: `hmac.new(key, content, "sha256")` for readers who
-# share the key, or a digital signature for everybody else.
+# The owner needs a checksum that depends on a secret: `hmac.new(key, content, "sha256")` for
+# people who share the key, or a digital signature for everybody else.
 #
 # </details>
 
 # %% [markdown]
-# **Exercise 4.** A run is killed after it has renamed the file of step 30 and before it deletes the file
-# of step 10. What is in the directory, what does `newest` return, and when are there two files again?
+# **Exercise 4.** A run is killed after it has renamed the file of step 30 and before it deletes
+# the file of step 10. What is in the directory, what does `newest` return, and when are there two
+# files again?
 
 # %% [markdown]
 # <details>

@@ -15,23 +15,24 @@
 # # What the network sees
 #
 # An environment reports what it has: the number of a square, a picture, a speed in millimetres per
-# second. A network wants numbers of about the size of 1. Between the two stands **observation
-# preprocessing**, and this chapter builds it. At the end, two settings work for every algorithm of the
-# book that takes vectors:
+# second. A network learns best from numbers of about the size of 1. **Observation preprocessing**
+# turns the one into the other, and this chapter builds it. At the end you have two settings:
 #
-# - `normalize_observations` standardises each entry of an observation by the mean and deviation that it
-#   has had so far;
-# - `normalize_rewards` divides rewards by the deviation of the discounted return so far.
+# - `normalize_observations`, for all algorithms that take vectors, standardises each entry of an
+#   observation by its mean and standard deviation so far;
+# - `normalize_rewards`, for all algorithms, divides rewards by the standard deviation of the
+#   discounted return so far.
 #
-# Here is what the first one is good for: CartPole, whose cart is measured in millimetres and whose pole
-# in degrees. The physics is the same, and only the units differ.
+# Here is what the first one is good for: CartPole, with the cart measured in millimetres and the
+# pole in degrees. The physics is the same, and only the units differ. (The shipped settings for
+# CartPole scale its entries by hand; `observation_scale=()` turns that off.)
 #
 # | | |
 # |---|---|
 # | Builds on | [Environments](envs.ipynb), [Settings](settings.ipynb) |
 # | New here | running statistics; numbers and pictures as networks want them |
 # | Same as elsewhere | the statistics are those of Gymnasium's `NormalizeObservation` and `NormalizeReward` |
-# | Different from elsewhere | they belong to the agent, so they are saved, copied and applied with it |
+# | Different from elsewhere | they belong to the agent, so they are saved and copied with it |
 
 # %% tags=["hide-input"]
 #| export
@@ -98,9 +99,10 @@ assert means[True] > means[False]
 # %% [markdown]
 # ## Running statistics
 #
-# The mean and variance of all that was seen so far need not be computed anew at each step. Suppose that
-# $n$ values have the mean $\mu$ and the variance $\sigma^2$, and that $m$ more arrive with $\mu'$ and
-# $\sigma'^2$. With $\delta = \mu' - \mu$, all $n + m$ of them have
+# The mean and variance of all values so far can be updated without keeping the values. Suppose
+# that $n$ values have the mean $\mu$ and the variance $\sigma^2$, and that $m$ more arrive with
+# $\mu'$ and $\sigma'^2$. With $\delta = \mu' - \mu$, all $n + m$ of them have the mean and the
+# variance
 #
 # $$\mu + \delta\,\frac{m}{n+m} \qquad\text{and}\qquad
 #   \frac{1}{n+m}\Bigl(n\,\sigma^2 + m\,\sigma'^2 + \delta^2\,\frac{n\,m}{n+m}\Bigr).$$
@@ -108,7 +110,8 @@ assert means[True] > means[False]
 # By hand: 1 and 3 have the mean 2 and the variance 1. Then 8 arrives, so $\delta = 6$. The mean is
 # $2 + 6/3 = 4$, and the variance $(2 \cdot 1 + 0 + 36 \cdot 2/3)/3 = 26/3$.
 #
-# A standardised value is clipped to ±10, since the first few observations say little about the deviation.
+# A standardised value is clipped to ±10, since the first few observations say little about the
+# standard deviation (the *deviation*, from here on).
 
 # %%
 #| export
@@ -172,16 +175,18 @@ assert np.allclose(statistics.variance, many.var(axis=0))
 # %% [markdown]
 # ## Rewards
 #
-# Why not standardise rewards in the same way? Because their mean matters: with a reward of 1 a step it
-# is good to go on, and with −1 it is good to end. And why not divide by the deviation of the rewards?
-# Because networks learn values, which are sums of many rewards, and values should be of the size of 1. So
-# we follow the discounted return of each environment since its episode began,
+# Why not standardise rewards in the same way? Because their mean matters: with a reward of 1 a
+# step it is good to go on, and with −1 it is good to end. And why not divide by the deviation of
+# the rewards? Because networks learn values, which are sums of many rewards, and values should be
+# of the size of 1. So we keep a discounted sum of the rewards of each environment since its
+# episode began,
 #
 # $$R_t = \gamma R_{t-1} + r_t,$$
 #
-# and divide each reward by the deviation of all $R_t$ so far. By hand: rewards of 1, 1, 1 with
-# $\gamma = 0.5$ give $R = 1$, $1.5$ and $1.75$. Their variance is $0.097$ and the deviation $0.312$, so the
-# third reward counts as $1 / 0.312 = 3.2$.
+# and divide each reward by the deviation of all $R_t$ so far. (A return discounts the future, and
+# this sum discounts the past. It has the same size, and it is known at step $t$.) By hand: rewards
+# of 1, 1, 1 with $\gamma = 0.5$ give $R = 1$, $1.5$ and $1.75$. Their variance is $0.097$ and the
+# deviation $0.312$, so the third reward counts as $1 / 0.312 = 3.2$.
 
 # %%
 statistics, discounted = RunningStatistics(()), np.zeros(1)
@@ -194,11 +199,11 @@ assert abs(statistics.scale(reward)[0] - 1 / np.std([1, 1.5, 1.75])) < 1e-4
 # %% [markdown]
 # ## Numbers and pictures
 #
-# Two more kinds of observation need a change, and no statistics. The square of a board comes as one
-# number (`Discrete`). The squares 3 and 4 need not have anything in common, so a network gets a **one-hot**
-# vector: as many zeros as there are squares, and a single 1. And most environments give pictures as
-# (height, width, channels), while PyTorch's convolutions want the channels first. Both follow from the
-# observation space alone.
+# Two kinds of observation need a change without statistics. The square of a board comes as one
+# number (`Discrete`). The squares 3 and 4 need not have anything in common, so a network gets a
+# **one-hot** vector: one entry for each square, all 0 except for a single 1. And most environments
+# give pictures as (height, width, channels), while PyTorch's convolutions want the channels first.
+# The observation space alone says which change is needed.
 
 # %%
 #| export
@@ -236,9 +241,10 @@ assert prepare(np.stack([picture.sample()] * 2), picture).shape == (2, 3, 64, 48
 # %% [markdown]
 # ## All of it
 #
-# An agent owns one `Preprocessing`. The [loop](run.ipynb) calls `update` with what the environments show,
-# and gives the agent prepared observations and scaled rewards. `predict` and evaluations call `prepare`
-# alone, so there the statistics are frozen. An evaluation reports the rewards of the environment.
+# An agent owns one `Preprocessing`. The [training loop](run.ipynb) calls `update` with the
+# observations of the environments, and gives the agent prepared observations and scaled rewards.
+# `predict` and evaluations only call `prepare`, so they do not change the statistics. An
+# evaluation reports the rewards of the environment, not the scaled ones.
 
 # %%
 #| export
@@ -291,8 +297,8 @@ class Preprocessing:
             part.load_state_dict(state[name])
 
 # %% [markdown]
-# The agents above have learned statistics. Here is the last one: what it counted, and what it makes of an
-# observation. The deviation of the speed is hundreds of millimetres per second.
+# The last agent from the top of the chapter has statistics. Here they are, with an observation
+# before and after. The deviation of the cart's speed is hundreds of millimetres per second.
 
 # %%
 counted = agent.preprocessing.statistics["observations"]
@@ -309,26 +315,29 @@ assert counted.count == before  # frozen
 # %% [markdown]
 # ## Honest edges
 #
-# - The replay buffer keeps observations as they were standardised when they were seen. Early ones were
-#   standardised with other statistics than late ones. The statistics move like $1/n$, so this fades, but
-#   the first observations in the buffer are on another scale. The same holds for rewards.
-# - Each successor is standardised with the statistics of its own step, before it is counted.
-# - Statistics follow the policy: an agent that reaches a new part of the world late meets values far from
-#   the mean. They are clipped to ±10.
-# - With `normalize_rewards` the values and losses in the metrics are in units of the running deviation.
-#   Returns are always those of the environment.
-# - The first observations of an episode are counted, and the last ones (after which nothing is chosen) are
-#   not.
+# - The replay buffer keeps observations as they were standardised when they arrived. Early ones
+#   were standardised with other statistics than late ones. An observation moves the statistics by
+#   about $1/n$, so this fades, but the first observations in the buffer are on another scale. The
+#   same holds for rewards.
+# - `next_obs` is standardised before it is itself counted, with the statistics of the step that
+#   led to it.
+# - Statistics follow the policy: an agent that reaches a new part of the world late gets values
+#   far from the mean there. They are clipped to ±10.
+# - With `normalize_rewards` the values and losses in the metrics are in units of the running
+#   deviation. Returns are always those of the environment.
+# - The first observation of an episode is counted, and the last one (after which no action is
+#   chosen) is not.
 
 # %% [markdown]
 # ## Exercises
 #
-# **Exercise 1.** A loop counts each observation twice. What happens to the mean and the variance?
+# **Exercise 1.** By mistake, a loop counts each observation twice. What happens to the mean and
+# the variance?
 #
 # <details>
 # <summary>Solution</summary>
 #
-# Nothing: the mean and the variance of a list do not change if each entry stands in it twice. Only the
+# Nothing: the mean and the variance of a list do not change if each entry is in it twice. Only the
 # count doubles.
 #
 # ```python
@@ -343,15 +352,15 @@ assert counted.count == before  # frozen
 # </details>
 
 # %% [markdown]
-# **Exercise 2.** An entry of the observation is constant while an agent learns. What does the network see
-# of it? And what if it changes once the agent is in use?
+# **Exercise 2.** An entry of the observation is constant while an agent learns. Which number does
+# the network get for it? And what if the entry changes once the agent is in use?
 #
 # <details>
 # <summary>Solution</summary>
 #
-# The variance is 0 and the entry equals its mean, so the network sees 0. A change of as little as 0.001 is
-# divided by $\sqrt{10^{-8}}$ and becomes 10, the largest value there is. The network has never seen it
-# and may do anything.
+# The variance is 0 and the entry equals its mean, so the network gets 0. A change of as little as
+# 0.001 is divided by $\sqrt{10^{-8}}$ and becomes 10, the largest value there is. The network was
+# never trained on that and may do anything.
 #
 # ```python
 # constant = RunningStatistics((1,))
@@ -363,8 +372,8 @@ assert counted.count == before  # frozen
 # </details>
 
 # %% [markdown]
-# **Exercise 3, a planted bug.** These statistics keep sums instead of means, which is shorter. They agree
-# with NumPy on most data. Find data where they do not.
+# **Exercise 3, a planted bug.** These statistics keep sums instead of means, which is shorter.
+# They agree with NumPy on most data. Find data where they do not.
 
 
 # %%
@@ -394,9 +403,10 @@ print(f"variance of 1, 3, 8: {sums.variance():.4f}, as it should be: {26 / 3:.4f
 # <details>
 # <summary>Solution</summary>
 #
-# If the mean is large beside the deviation, two large numbers that are almost equal are subtracted, and
-# in 32 bits nothing is left of their difference. For 10,001, 10,003 and 10,008 it gives 0, or even a
-# negative variance. Keep the sum of squared distances from the mean instead (Welford's method), in 64 bits:
+# If the mean is much larger than the deviation, two large numbers that are almost equal are
+# subtracted, and 32 bits are too few for their difference. For 10,001, 10,003 and 10,008 the
+# variance is 8 instead of 8.67, and for 20,001, 20,003 and 20,008 it is −32. Keep the sum of
+# squared distances from the mean instead (Welford's method), in 64 bits:
 #
 # ```python
 # class Sums:
@@ -425,13 +435,14 @@ print(f"variance of 1, 3, 8: {sums.variance():.4f}, as it should be: {26 / 3:.4f
 # </details>
 
 # %% [markdown]
-# **Exercise 4.** Why is the reward not clipped to ±1, as in the paper on DQN, instead of divided?
+# **Exercise 4.** Why do we divide rewards, and not clip them to ±1 as the paper on DQN does?
 #
 # <details>
 # <summary>Solution</summary>
 #
-# Clipping changes the task: a reward of 100 and a reward of 1 become the same. Division by one number
-# changes no preference, since all returns are divided by it, as long as the number does not move.
+# Clipping changes the task: a reward of 100 and a reward of 1 become the same. Dividing all
+# rewards by one number divides all returns by it, so the best policy stays the best, as long as
+# the number does not move.
 #
 # ```python
 # small, large = np.array([1.0]), np.array([100.0])
@@ -444,7 +455,7 @@ print(f"variance of 1, 3, 8: {sums.variance():.4f}, as it should be: {26 / 3:.4f
 # </details>
 
 # %% [markdown]
-# ## Using it
+# ## Use it
 #
 # ```python
 # from rlbook import SAC
@@ -458,10 +469,10 @@ print(f"variance of 1, 3, 8: {sums.variance():.4f}, as it should be: {26 / 3:.4f
 #
 # ## References
 #
-# - T. F. Chan, G. H. Golub, R. J. LeVeque (1983). Algorithms for computing the sample variance: analysis
-#   and recommendations. *The American Statistician* 37. The formula for two groups.
-# - M. Andrychowicz et al. (2021). What matters for on-policy deep actor-critic methods? A large-scale
-#   study, *ICLR*, [arXiv:2006.05990](https://arxiv.org/abs/2006.05990). It finds that normalising
-#   observations matters on almost all of its environments.
-# - M. Towers et al. (2024). *Gymnasium*, [arXiv:2407.17032](https://arxiv.org/abs/2407.17032). Its wrappers
-#   `NormalizeObservation` and `NormalizeReward` compute the same statistics.
+# - T. F. Chan, G. H. Golub, R. J. LeVeque (1983). Algorithms for computing the sample variance:
+#   analysis and recommendations. *The American Statistician* 37. The formula for two groups.
+# - M. Andrychowicz et al. (2021). What matters for on-policy deep actor-critic methods? A
+#   large-scale study, *ICLR*, [arXiv:2006.05990](https://arxiv.org/abs/2006.05990). It finds that
+#   normalising observations matters on almost all of its environments.
+# - M. Towers et al. (2024). *Gymnasium*, [arXiv:2407.17032](https://arxiv.org/abs/2407.17032). Its
+#   wrappers `NormalizeObservation` and `NormalizeReward` compute the same statistics.

@@ -14,10 +14,10 @@
 # %% [markdown]
 # # Watching and stopping a run
 #
-# A training run takes minutes or hours. While it runs you want to see how far it is. When you press
-# Ctrl-C it should stop without losing what it has learned. In this chapter you build both: a progress
-# display that works in a terminal, in a notebook and in a log file, and a way to turn Ctrl-C into a
-# clean stop.
+# A training run takes minutes or hours. While it runs you want to see how far it is. When you
+# press Ctrl-C it should stop without losing what it has learned. In this chapter you build both: a
+# progress display that works in a terminal, in a notebook and in a log file, and a context manager
+# that turns Ctrl-C into a clean stop.
 #
 # Here they are at work. The loop below counts to 100. After 60 steps it gets the signal that a job
 # scheduler sends when it wants the machine back.
@@ -57,8 +57,8 @@ print(f"stopped after step {step} by signal {caught[0]}")
 assert step == 60 and caught == [signal.SIGTERM]
 
 # %% [markdown]
-# While the cell runs, a bar moves. When it is done, one line of text stays. The signal did not kill the
-# process: the loop finished its step and then stopped.
+# While the cell runs, a bar moves. When it is done, one line of text stays. The signal did not
+# kill the process: the loop finished its step and then stopped.
 #
 # ## Three places
 #
@@ -68,10 +68,10 @@ assert step == 60 and caught == [signal.SIGTERM]
 # |---|---|
 # | terminal | a bar that is drawn over itself |
 # | notebook | one line of plain text that is replaced, at the end by a summary |
-# | log file | one line for each evaluation, and at least one a minute, since nothing can be drawn over |
+# | log file | one line for each evaluation, and one after each minute without a line |
 #
-# The notebook gets plain text and not a widget, because a widget is gone when the notebook is stored
-# and opened elsewhere. This function tells a notebook from the rest:
+# The notebook gets plain text and not a widget, because a widget is gone when the notebook is
+# stored and opened elsewhere. This function tells a notebook from the rest:
 
 # %%
 #| export
@@ -87,8 +87,8 @@ print("in a notebook:", in_notebook())
 # %% [markdown]
 # ## The numbers
 #
-# All three displays show the same few numbers. A run that was resumed at step 900,000 did not take
-# those steps now, so its speed counts from `start`.
+# All three displays show the same few numbers. A run that was resumed at step 900,000 has not
+# taken those steps in this process, so its speed counts from `start`.
 
 # %%
 #| export
@@ -108,8 +108,8 @@ class Tally:
         return (self.step - self.start) / self.seconds
 
 # %% [markdown]
-# Three texts are made from these numbers: the bar of a notebook, the line of a log file, and the summary at
-# the end. `tqdm` draws the bar.
+# Three texts are made from these numbers: the bar of a notebook, the line of a log file, and the
+# summary at the end. `tqdm` draws the bar.
 
 # %%
 #| export
@@ -142,8 +142,9 @@ def closing_text(tally: Tally) -> str:
     return f"{tally.label}: {done} ({tally.speed():,.0f} steps/s){result}"
 
 # %% [markdown]
-# By hand: 250 of 1,000 steps in 2 seconds is 25 %, at 125 steps a second, with 6 seconds to go. If the
-# run was resumed at step 200, only 50 of those steps were taken now: 25 a second, and 30 seconds to go.
+# By hand: 250 of 1,000 steps in 2 seconds is 25 %, at 125 steps a second, with 6 seconds to go. If
+# the run was resumed at step 200, only 50 of those steps were taken now: 25 a second, and 30
+# seconds to go.
 
 # %%
 fresh = Tally("demo", start=0, total=1000, step=250, seconds=2.0, notes={"loss": "0.5"})
@@ -158,10 +159,11 @@ assert closing_text(resumed) == "demo: 50 steps in 2.0 s (25 steps/s), evaluatio
 # %% [markdown]
 # ## The displays
 #
-# The base class shows nothing. A run with `progress=False` uses it as it is. Each of the three others
-# fills in only what it shows. In a terminal, `tqdm` keeps the time and draws by itself. It is told the width
-# each time, because a window may change its size, and a terminal inside another program may have none: a bar
-# that is too long breaks into two lines, and can no longer be drawn over.
+# The base class shows nothing, and a run with `progress=False` uses it. Each of its three
+# subclasses fills in only what it shows. In a terminal, `tqdm` keeps the time and draws the bar.
+# We tell it the width each time, because a bar that is too long breaks into two lines and can no
+# longer be drawn over. A window may change its size, and a terminal inside another program may
+# have no size at all.
 
 # %%
 #| export
@@ -279,10 +281,10 @@ def find_display(tally: Tally) -> Display:
     return TerminalBar(tally) if sys.stderr.isatty() else LogLines()
 
 # %% [markdown]
-# [The run](run.ipynb) only deals with `Progress`. It keeps the numbers and the clock, and updates the
-# display at most ten times a second. The loss that it shows is that of the last line of metrics, a mean over
-# many updates, and not that of the update that happens to be the last when the display moves: so two runs
-# with one seed show the same numbers.
+# [The run](run.ipynb) only uses `Progress`, which keeps the numbers and the clock, and updates the
+# display at most ten times a second. The loss that it shows is a mean over many updates, from the
+# last line of metrics. The loss of a single update would depend on the moment at which the display
+# is updated, and two runs with the same seed would show different numbers.
 
 # %%
 #| export
@@ -335,8 +337,8 @@ class Progress:
         self.display.close(self.count(step))
 
 # %% [markdown]
-# You have seen the notebook's line at the top of the chapter. Now run a program whose output goes to a
-# pipe, as it would go to a log file. It prints one line per evaluation:
+# You have seen the notebook's line at the top of the chapter. Now run a program whose output goes
+# to a pipe, as it would go to a log file. It prints one line per evaluation:
 
 # %%
 program = """
@@ -358,13 +360,16 @@ assert shown[0].startswith("demo: step 1,000 of 2,000, evaluation 10.0 ± 1.0")
 # %% [markdown]
 # ## Stopping
 #
-# Ctrl-C sends the signal SIGINT. A job scheduler that wants its machine back sends SIGTERM. By default,
-# SIGINT raises an exception wherever the program happens to be, perhaps in the middle of an update, and
-# SIGTERM ends the process at once. Neither leaves a consistent state to save.
+# Ctrl-C sends the signal SIGINT. A job scheduler that wants its machine back sends SIGTERM. By
+# default, SIGINT raises an exception wherever the program happens to be, perhaps in the middle of
+# an update, and SIGTERM ends the process at once. Neither leaves a consistent state to save.
 #
-# So the training loop only takes note of the signal. It finishes its step, writes a checkpoint and then
-# stops. If you press Ctrl-C twice, it stops at once. No program can catch SIGKILL:
-# [Checkpoints](checkpoint.ipynb) and [The run](run.ipynb) show what survives it.
+# So the handler only puts the signal into a list. The training loop finishes its step, writes a
+# checkpoint and then stops. If you press Ctrl-C twice, it stops at once. No program can catch
+# SIGKILL: [Checkpoints](checkpoint.ipynb) and [The run](run.ipynb) show what survives it.
+#
+# The cell also defines what the loop raises when a run does not reach its end: `Interrupted` after
+# a signal, and `RunFailed` if it cannot go on.
 
 # %%
 #| export
@@ -401,8 +406,9 @@ def catch_signals() -> Iterator[list[int]]:
             signal.signal(number, old)
 
 # %% [markdown]
-# By hand: the process sends itself SIGTERM, which has the number 15, in the second of three steps. The
-# second step is finished, the third never starts. After the block, SIGTERM does again what it did before.
+# By hand: the process sends itself SIGTERM, which has the number 15, in the second of three steps.
+# The second step is finished, and the third never starts. After the block, the old handler is
+# back.
 
 # %%
 before, finished_steps = signal.getsignal(signal.SIGTERM), []
@@ -426,10 +432,10 @@ assert signal.getsignal(signal.SIGTERM) is before
 # <details>
 # <summary>Solution</summary>
 #
-# A handler can run between any two instructions, for example after the environments have stepped and
-# before the transition is stored. An exception at that point leaves a state that an uninterrupted run
-# never has, and a run resumed from it would not be exact. The list is read in one line of the loop, so
-# every stop is a stop between two steps.
+# A handler can run between any two instructions, for example after the environments have stepped
+# and before the transition is stored. An exception at that point leaves a state that an
+# uninterrupted run never has, and a run resumed from it would not be exact. The list is read in
+# one line of the loop, so every stop is a stop between two steps.
 #
 # ```python
 # with catch_signals() as caught:
@@ -441,14 +447,14 @@ assert signal.getsignal(signal.SIGTERM) is before
 # </details>
 
 # %% [markdown]
-# **Exercise 2.** In which thread may `signal.signal` be called, and what does `catch_signals` do in
-# another one?
+# **Exercise 2.** In which thread may `signal.signal` be called, and what does `catch_signals` do
+# in another one?
 #
 # <details>
 # <summary>Solution</summary>
 #
-# Only in the main thread. Elsewhere Python raises a `ValueError`. There `catch_signals` returns a list
-# that stays empty: the run works, and whoever started the thread decides what Ctrl-C does.
+# Only in the main thread. Elsewhere Python raises a `ValueError`. There `catch_signals` yields a
+# list that stays empty: the run works, and the main thread decides what Ctrl-C does.
 #
 # ```python
 # import threading
@@ -501,9 +507,9 @@ print("with the bug:", restored(catch_signals_with_a_bug), " without:", restored
 # <details>
 # <summary>Solution</summary>
 #
-# If the block raises an exception, the line after `yield` never runs. The handler stays installed and
-# appends each Ctrl-C to a list that nobody reads: you cannot interrupt the notebook any more. The repair
-# is `try ... finally` around the `yield`.
+# If the block raises an exception, the line after `yield` never runs. The handler stays installed
+# and appends each Ctrl-C to a list that nobody reads: you cannot interrupt the notebook any more.
+# The repair is `try ... finally` around the `yield`.
 #
 # ```python
 # @contextmanager
@@ -522,14 +528,16 @@ print("with the bug:", restored(catch_signals_with_a_bug), " without:", restored
 # </details>
 
 # %% [markdown]
-# **Exercise 4.** A run of a million steps is resumed at step 900,000. It takes 1,000 steps in 2 seconds.
-# Which speed and which time to go does the bar show? What would it show if `start` were 0?
+# **Exercise 4.** A run of a million steps is resumed at step 900,000. It takes 1,000 steps in 2
+# seconds. Which speed and which time to go does the bar show? What would it show if `start` were
+# 0?
 #
 # <details>
 # <summary>Solution</summary>
 #
-# The speed is 500 steps a second, so the remaining 99,000 steps take 198 seconds. With `start=0` the bar
-# would count all 901,000 steps as done in 2 seconds: 450,500 a second, and nothing left to wait for.
+# The speed is 500 steps a second, so the remaining 99,000 steps take 198 seconds. With `start=0`
+# the bar would count all 901,000 steps as done in 2 seconds: 450,500 a second, and nothing left to
+# wait for.
 #
 # ```python
 # right = Tally("demo", start=900_000, total=1_000_000, step=901_000, seconds=2.0)
@@ -558,5 +566,5 @@ print("with the bug:", restored(catch_signals_with_a_bug), " without:", restored
 #
 # - C. da Costa-Luis (2019). *tqdm: A Fast, Extensible Progress Meter for Python and CLI*. JOSS
 #   4(37).
-# - The Python documentation of [signal](https://docs.python.org/3/library/signal.html), on which thread
-#   runs a handler and when.
+# - The Python documentation of [signal](https://docs.python.org/3/library/signal.html), on which
+#   thread runs a handler and when.

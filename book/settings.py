@@ -14,8 +14,8 @@
 # %% [markdown]
 # # Settings
 #
-# You type a learning rate in three places: as a keyword in Python, as a key in a file, as a flag in
-# the shell. In this chapter you build settings that are declared **once**, as a field of a
+# You type a learning rate in three places: as a keyword in Python, as a key in a file, as a flag
+# in the shell. In this chapter you build settings that are declared **once**, as a field of a
 # [pydantic](https://docs.pydantic.dev) model, and that work in all three places, with the same
 # checks and the same words when something is wrong.
 #
@@ -23,7 +23,7 @@
 # |---|---|
 # | Builds on | `nearest` from [environments](envs.ipynb), which finds the name you meant |
 # | Same as pydantic | types, ranges and defaults are declared in the field; checks run by themselves |
-# | Different | stricter about types, lenient about how a number is written; a mistake is one sentence |
+# | Different | strict about types, lenient about how a number is written; one sentence per mistake |
 # | Used by | [the agent](agent.ipynb), [the run](run.ipynb), [the command line](cli.ipynb) |
 
 # %% tags=["hide-input"]
@@ -71,8 +71,8 @@ def sentence(mistake: Callable[[], object]) -> str:
 
 
 # %% [markdown]
-# This is the module that you will have at the end. One field is a keyword, a key, a flag, a line of
-# `--help`, and two sentences for two mistakes.
+# Here is the finished module at work. One field gives you a keyword, a key in a file, a flag and a
+# line of `--help`, and each of two mistakes gets a sentence.
 
 
 # %%
@@ -96,9 +96,8 @@ print(sentence(lambda: finished.make_config(FirstConfig, {"lrr": 3e-4})))
 # %% [markdown]
 # ## The problem: mistakes that nobody reports
 #
-# Most scripts read settings like this, and nothing ever seems to go wrong. Look at what these lines
-# do with a misspelled key, with a number that YAML does not take for one, and with a switch that
-# somebody turns off in the shell.
+# Many scripts read settings like this. Look at what these lines do with a misspelled key, with a
+# number that YAML reads as text, and with a switch that somebody turns off in the shell.
 
 # %%
 file = yaml.safe_load("learning_rte: 0.1\ntarget_lr: 1e-4")
@@ -114,8 +113,8 @@ print("double:       ", naive.parse_args(["--double", "false"]).double, "(bool('
 # settings. So names and types must be checked where settings are read.
 #
 # pydantic does most of this: a class with annotated fields checks its values whenever an object is
-# made. But out of the box it ignores names that it does not know, takes `True` for the number 1,
-# refuses `1e5` steps from a file, and complains in a paragraph:
+# made. But by default it ignores names that it does not know, takes `True` for the number 1,
+# refuses the text `1e5` for a whole number, and reports a mistake in a paragraph:
 
 
 # %%
@@ -133,16 +132,16 @@ except ValidationError as error:
     print(error)
 
 # %% [markdown]
-# The first two are switched off by options, `extra="forbid"` and `strict=True`. The other two take
-# a function each.
+# Two options forbid the first two: `extra="forbid"` and `strict=True`. The other two take a
+# function each.
 #
 # ## One number, written in many ways
 #
 # YAML and the shell deliver `1e-3` as text, people write `1e5` steps although that is a float, and
-# seeds come out of `np.arange`. It is clear what is meant each time, so before pydantic checks a
-# value strictly, we give it the type that its field declares. 1.5 is not a whole number and `True` is
-# not a number, so both stay as they are, and pydantic refuses them. A list from YAML becomes a tuple,
-# which cannot be changed by accident.
+# seeds come out of `np.arange`. It is clear what is meant each time. So before pydantic checks a
+# value strictly, we convert it to the type that its field declares. 1.5 is not a whole number and
+# `True` is not a number: both stay as they are, and pydantic refuses them. A list from YAML
+# becomes a tuple, which cannot be changed by accident.
 
 # %%
 #| export
@@ -185,7 +184,7 @@ assert read_value(2**53 + 1, int) == read_value(str(2**53 + 1), int) == 2**53 + 
 # %% [markdown]
 # ## A mistake in one sentence
 #
-# A sentence about a wrong type names the right one in plain words, because *expected
+# The sentence about a wrong type names the right type in plain words, because *expected
 # tuple[int, ...]* is no help to somebody who has never seen that notation:
 
 # %%
@@ -219,9 +218,10 @@ for hint in (int, float | None, tuple[int, ...], Literal["relu", "tanh"], dict[s
     print(f"{hint!s:38} {describe(hint)}")
 
 # %% [markdown]
-# pydantic reports a mistake as a small dictionary. Its `type` is `greater_than` for a learning rate
-# of −1, and `ctx` holds the limit, so a table is enough to say it in our words. `ge` and `le` belong
-# to the range, `gt` and `lt` do not: a discount may be 1, a learning rate must be above 0.
+# pydantic reports a mistake as a small dictionary. For a learning rate of −1 its `type` is
+# `greater_than`, and its `ctx` (context) holds the limit. So a table is enough to say it in our
+# words. A field with `ge` or `le` allows the limit itself, one with `gt` or `lt` does not: a
+# discount may be 1, a learning rate must be above 0.
 
 # %%
 #| export
@@ -267,7 +267,8 @@ for wrong in ({"lr": -1.0}, {"lr": "fast"}):
         print(explain(error, RateConfig, wrong), end="\n\n")
 
 # %% [markdown]
-# An unknown name gets the nearest known one, if one is near.
+# If a name is unknown, the sentence suggests the nearest known one, or our name for a setting that
+# other libraries call something else. If neither exists, it says which command lists all settings.
 
 # %%
 #| export
@@ -313,8 +314,10 @@ assert sentence(lambda: check_names(RateConfig, ["lrr"])).endswith("Did you mean
 # ## The settings that all algorithms share
 #
 # An algorithm inherits from this class and adds its own fields. Values are checked when an object
-# is made, when `replace` copies it, and when somebody assigns to a field, so a wrong setting stops a
-# run before it begins. Defaults are checked, too.
+# is made, when `replace` copies it, and when somebody assigns to a field, so a wrong setting stops
+# a run before it begins. Defaults are checked, too. In Python, `env_id` may also be an
+# environment, or a class or function that makes one; `name_env` from [environments](envs.ipynb)
+# gives it a name.
 
 # %%
 #| export
@@ -421,12 +424,12 @@ def make_config(config_class: type[AnyConfig], settings: dict[str, Any]) -> AnyC
 
 
 # %% [markdown]
-# (pydantic's own `validate_assignment` leaves a refused value in the object if it contradicts
-# another setting, so assignment makes a checked copy first.)
-#
 # The rest of the chapter uses the settings of a small algorithm. No single field can know that two
-# settings contradict each other, so a `model_validator` checks that. Its message reaches the user word
-# for word.
+# settings contradict each other, so a `model_validator` checks that. Its message reaches the user
+# word for word.
+#
+# (pydantic's option `validate_assignment` would leave a value that such a validator refused in the
+# object. So `__setattr__` makes a checked copy first.)
 
 
 # %%
@@ -476,14 +479,13 @@ print(sentence(lambda: setattr(toy, "eval_every", 1e6)))
 assert toy.eval_every == 5_000
 
 # %% [markdown]
-# Read these as somebody who made the mistake: each names the setting, says what it should be, and
-# shows what it was. In Python they are a `ValueError`; in the shell they are printed alone, and the
-# exit code is 2.
+# Each sentence names the setting and says what it should be. In Python it is the message of a
+# `ValueError`. In the shell it is printed without a traceback, and the exit code is 2.
 #
 # ## Settings in a file
 #
-# A file of settings is YAML, with one line for each setting. Files that come with the book are found
-# by their name, others by their path.
+# A file of settings is YAML, with one line for each setting. A file that comes with the book (a
+# *shipped config*) is found by its name, any other by its path.
 
 # %%
 #| export
@@ -520,9 +522,9 @@ print(sentence(lambda: find_config("cartpole", None)))
 print(sentence(lambda: find_config("nowhere.yaml", None)))
 
 # %% [markdown]
-# If a file is not YAML, the error names the line. PyYAML's safe loader makes plain values only, so a
-# stranger's file cannot run code. But if a key appears twice, it silently keeps the last value, and
-# changing the first does nothing. Ours reports that as a mistake.
+# If a file is not YAML, the error names the line. PyYAML's safe loader makes plain values only, so
+# a stranger's file cannot run code. But if a key appears twice, it silently keeps the last value,
+# and changing the first does nothing. Our loader reports a repeated key as a mistake.
 
 # %%
 #| export
@@ -567,8 +569,9 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 # %% [markdown]
-# A file may start from another one: with `config: cartpole` in it you write down only what differs.
-# The key `algo` says whose settings these are, and contradictions are refused.
+# A file may start from another one: with `config: cartpole` in it you write down only what
+# differs. The key `algo` names the algorithm. If the two files, or the file and the command, name
+# different algorithms, that is an error.
 
 # %%
 #| export
@@ -597,8 +600,8 @@ def gather_settings(name: str, algo: str | None) -> tuple[str | None, dict[str, 
 
 # %% [markdown]
 # A run writes **all** its settings beside its results, defaults included, so that the file still
-# means the same when a default changes. It is written under another name and then renamed, so nobody
-# ever reads half a file: [Checkpoints](checkpoint.ipynb) shows why that matters.
+# means the same when a default changes. It is written under another name and then renamed, so
+# nobody ever reads half a file: [Checkpoints](checkpoint.ipynb) shows why that matters.
 
 # %%
 #| export
@@ -633,9 +636,9 @@ with tempfile.TemporaryDirectory() as folder:
 # %% [markdown]
 # ## Settings on the command line
 #
-# A flag is the name with dashes. The description becomes its line of help, with the default in
-# brackets. A list takes several words, and a switch takes none or one: `--double`, `--double false`
-# and `--no-double` all work.
+# A flag is the name of the setting with dashes. The description becomes its line of help, with the
+# default in brackets. A list takes several words, and a switch takes none or one: `--double`,
+# `--double false` and `--no-double` all work.
 #
 # The default of every flag is `SUPPRESS`: a flag that nobody typed leaves no trace, so only what
 # was typed overrides a file. (Exercise 4 shows what happens otherwise.)
@@ -686,10 +689,11 @@ print(parser.format_help())
 
 # %% [markdown]
 # The shell delivers text. We read it as YAML, so that a value means the same in the shell and in a
-# file. Only a setting that is a text takes it unchanged: `1` may be a directory, and `on` a name.
+# file. A setting that is itself a text keeps what was typed: a directory may be called `1`, and
+# YAML would make a number of that.
 #
-# Each flag is first checked alone, in a class with the same fields and no `model_validator`. Whether
-# settings contradict each other can be checked only together with those of the file.
+# Each flag is checked alone at first, in a class with the same fields and no `model_validator`.
+# Whether settings contradict each other is checked later, together with those of the file.
 
 # %%
 #| export
@@ -735,8 +739,8 @@ for line in ("--lr fast", "--hidden 64 wide", "--activation sigmoid", "--double 
 # %% [markdown]
 # ## Keyword, key and flag
 #
-# Now we check the promise of the first paragraph: the same settings give the same object in all three
-# ways, and the same mistake gets the same sentence.
+# Now we check the promise of the first paragraph: the same settings give the same object in all
+# three places, and the same mistake gets the same sentence.
 
 # %%
 by_keyword = ToyConfig(hidden=(32, 32), lr=3e-4, double=False)
@@ -755,9 +759,9 @@ said
 # %% [markdown]
 # ## Honest edges
 #
-# - Settings are flat. A setting of a setting (`optimizer.lr`) would need a dot in flags and a tree
-#   in YAML; Hydra and tyro do that well. Nothing in this book needs it.
-# - What `env_kwargs` holds is checked by the environment alone, when it is made.
+# - Settings are flat. Nested settings (`optimizer.lr`) would need dots in flags and a tree in
+#   YAML; Hydra and tyro do that well. Nothing in this book needs it.
+# - Only the environment checks what `env_kwargs` holds, when it is made.
 # - Of several mistakes only the first is reported.
 # - On Python 3.11, `argparse` takes a negative number such as `-1e-3` for a flag. Write
 #   `--x=-1e-3`, or a list in brackets.
@@ -765,7 +769,7 @@ said
 # ## Exercises
 #
 # **Exercise 1.** Give `ToyConfig` a setting `gamma`, a discount from 0 to 1, both included. Which
-# lines do you write, and where do they appear?
+# lines do you write, and where does the setting appear?
 
 # %% [markdown]
 # <details>
@@ -784,15 +788,15 @@ said
 # </details>
 
 # %% [markdown]
-# **Exercise 2.** Python thinks that `True` is the number 1. Take the test of `bool` out of
+# **Exercise 2.** In Python, `True` is a number: `True == 1`. Take the test of `bool` out of
 # `read_value`. Which two mistakes go unnoticed, although pydantic is strict?
 
 # %% [markdown]
 # <details>
 # <summary>Solution</summary>
 #
-# `float(True)` is 1.0, so `lr=True` becomes a learning rate of 1.0, and `seed=True` becomes seed 1.
-# pydantic never sees the `True`, so its strictness does not help.
+# `float(True)` is 1.0, so `lr=True` becomes a learning rate of 1.0, and `seed=True` becomes a seed
+# of 1. pydantic never sees the `True`, so its strictness does not help.
 #
 # ```python
 # assert isinstance(True, numbers.Real) and float(True) == 1.0
@@ -811,8 +815,8 @@ said
 # <summary>Solution</summary>
 #
 # `run_dir` may be a text, so what is typed is taken as it is: `read_flag("null", str | None)` is
-# `"null"`. Otherwise nobody could name a directory `null`, `on` or `1`, and the error would be
-# silent. In the shell "no value" is said by leaving the flag out.
+# `"null"`. Otherwise nobody could name a directory `null`, `on` or `1`, and such a name would
+# silently be lost. In the shell you say "no value" by leaving the flag out.
 #
 # ```python
 # assert read_flag("null", str | None) == "null"
@@ -823,8 +827,8 @@ said
 
 # %% [markdown]
 # **Exercise 4, a planted bug.** A shorter `add_flags` gives each flag its default, as `argparse`
-# expects. A file asks for a learning rate of 0.0003, the shell only for a seed. Which learning rate
-# does the run get, and why does no test of flags alone find this?
+# expects. A file asks for a learning rate of 0.0003, the shell only for a seed. Which learning
+# rate does the run get, and why does no test of flags alone find this?
 
 
 # %%
@@ -846,10 +850,10 @@ print("seed", buggy.seed, "lr", buggy.lr, "hidden", buggy.hidden)
 # <summary>Solution</summary>
 #
 # Flags override the file, and here *every* flag has a value, typed or not: the defaults of all
-# flags override the whole file. The run gets `lr` 0.001 and `hidden` (64, 64). Its `config.yaml` says
-# so, but nobody looks there. Each part is right alone; only a test that uses a file **and** a flag
-# finds the bug. With `argparse.SUPPRESS` as the default, a flag that was not typed is not in the result
-# at all.
+# flags override the whole file. The run gets `lr` 0.001 and `hidden` (64, 64). Its `config.yaml`
+# says so, but nobody looks there. Each part is right alone; only a test that uses a file **and** a
+# flag finds the bug. With `argparse.SUPPRESS` as the default, a flag that was not typed is not in
+# the result at all.
 #
 # ```python
 # def add_flags_short(short_parser: argparse.ArgumentParser) -> None:
@@ -866,8 +870,8 @@ print("seed", buggy.seed, "lr", buggy.lr, "hidden", buggy.hidden)
 # </details>
 
 # %% [markdown]
-# **Exercise 5.** Write settings of a schedule, `initial_epsilon` and `final_epsilon`, such that the
-# first is never below the second. Why is this not done with `ge`?
+# **Exercise 5.** Write settings of a schedule, `initial_epsilon` and `final_epsilon`, such that
+# the first is never below the second. Why is this not done with `ge`?
 
 # %% [markdown]
 # <details>
