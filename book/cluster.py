@@ -14,10 +14,10 @@
 # %% [markdown]
 # # A cluster
 #
-# A sweep of forty runs takes a night on two cores, and minutes on forty. In this chapter you give
-# [the sweep](sweep.ipynb) a second backend, [Ray](https://docs.ray.io): the same runs, done as tasks
-# on one machine or on a hundred. The curves are the same, bit for bit, and if a worker dies, its run
-# continues on another from the last checkpoint.
+# A sweep of forty runs that takes a night on two cores takes half an hour on forty. In this
+# chapter you give [the sweep](sweep.ipynb) a second backend, [Ray](https://docs.ray.io): the same
+# runs, done as tasks on one machine or on a hundred. The curves are the same, bit for bit, and if
+# a worker dies, its run continues on another from the last checkpoint.
 #
 # | | |
 # |---|---|
@@ -80,7 +80,8 @@ assert done.returncode == 0, done.stderr
 print(done.stdout)
 
 # %% [markdown]
-# Are the results the same? Every number of every curve is, and every byte of every run's metrics:
+# Are the results the same? Yes: every number of every curve, and every byte of every run's
+# metrics.
 
 # %%
 local, remote = (load_result(folder / f"runs/{name}/result.json") for name in ("local", "ray"))
@@ -122,10 +123,11 @@ def import_ray() -> Any:
 
 
 # %% [markdown]
-# `ray.init()` connects to the cluster in the variable `RAY_ADDRESS`, or to one that `ray start` began on
-# this machine; if there is neither, it starts one here. If nobody answers at the address, Ray keeps
-# trying for minutes. So `knock` tries it first. If you set the address yourself, no answer is a mistake;
-# if it was left behind by a cluster that has ended, we start a new one.
+# `ray.init()` connects to the cluster that the environment variable `RAY_ADDRESS` names, or to one
+# that `ray start` began on this machine; if there is neither, it starts one here. If nobody
+# answers at the address, Ray keeps trying for minutes. So `knock` tries it first. If you set the
+# address yourself and nobody answers, that is an error. If the address was left behind by a
+# cluster that has ended, we start a new one.
 
 # %%
 #| export
@@ -171,9 +173,10 @@ def connect(ray: Any) -> None:
 # %% [markdown]
 # ## A task
 #
-# A task asks for one core. Its worker may have any working directory, so paths become absolute. The
-# directory of the sweep is searched for modules, as with the local backend, because an environment may be
-# defined there. If a run raises an error, the traceback goes to `log.txt` beside the run.
+# A task asks for one core. Its worker may have any working directory, so paths become absolute.
+# The directory in which you started the sweep is searched for modules, as with the local backend,
+# because an environment may be defined there. If a run raises an error, the traceback goes to
+# `log.txt` beside the run.
 
 # %%
 #| export
@@ -214,11 +217,11 @@ def one_sentence(error: Exception) -> str:
 # - A run **raises** an error, for example because its loss is not finite. It would raise the same error
 #   again, so the sweep reports it. Ray's `max_retries` does not repeat tasks that raise.
 #
-# Ray has a separate limit for workers that it ends itself to save memory, and by default there is no
-# limit. `import_ray` sets one for the clusters that we start; a cluster that is running already has its
-# own.
+# Ray counts the workers that it ends itself to save memory separately, and by default it starts
+# their tasks again without a limit. `import_ray` sets one for the clusters that we start; a
+# cluster that is running already has its own.
 #
-# On Ctrl-C the tasks are cancelled. A run notices that as Ctrl-C: it writes a checkpoint and ends.
+# On Ctrl-C the tasks are cancelled. A run sees that as Ctrl-C: it writes a checkpoint and ends.
 #
 # A network disk may show a new file only after some seconds. So when a task is done, `why_it_ended` waits
 # a little for the files of its run.
@@ -296,9 +299,9 @@ sys.modules.update(there)
 #
 # - **A shared disk is required**, which most clusters have. Without one a run could not continue on
 #   another machine. If the files of a finished run cannot be found, the sweep says so.
-# - **The lock that keeps two processes out of one run** is the operating system's. Some network disks
-#   do not support it across machines. Then you rely on Ray alone, which starts a task again only when it
-#   considers its worker dead.
+# - **The lock on a run directory**, which keeps two processes from doing the same run, belongs to
+#   the operating system. Some network disks do not support it across machines. Then you rely on
+#   Ray alone, which starts a task again only when it considers its worker dead.
 # - **Equal bit for bit** holds between machines of one kind. Another processor may add numbers in
 #   another order.
 # - **Ray starts slowly**, and each worker imports torch. For runs of a few seconds the local backend is

@@ -14,15 +14,20 @@
 # %% [markdown]
 # # Glossary
 #
+<<<<<<< HEAD
 # The words of the book, each in a sentence or two, with the chapter that explains it.
 # [Notation](notation.ipynb) lists the symbols.
+=======
+# The words of the book, each in a sentence or two, with the chapter that explains it. The symbols
+# are in [Notation](notation.ipynb).
+>>>>>>> read_e
 
 # %% [markdown]
 # ## The task
 #
 # ### Agent
 #
-# The one who chooses actions and learns from what they lead to. See
+# The program that chooses actions and learns from what they lead to. See
 # [Basics](basics.ipynb#agent-and-environment).
 #
 # ### Environment
@@ -84,8 +89,13 @@
 #
 # ### Vector environment
 #
+<<<<<<< HEAD
 # Several copies of an environment that step together, so that one forward pass chooses the actions
 # of all. See [Environments](envs.ipynb).
+=======
+# Several environments that step together, so that one forward pass serves them all. See
+# [Environments](envs.ipynb#vector-environments).
+>>>>>>> read_e
 
 # %% [markdown]
 # ## Values and targets
@@ -111,8 +121,9 @@
 #
 # ### Temporal difference
 #
-# The difference between two guesses of the same value, one made a step later than the other. Learning
-# from it needs no complete episode. See [Basics](basics.ipynb#learning-from-a-single-step).
+# The difference between two estimates of the same value, one made a step later than the other.
+# Learning from it needs no complete episode. See
+# [Basics](basics.ipynb#learning-from-a-single-step).
 #
 # ### TD error
 #
@@ -132,22 +143,32 @@
 # ### n-step return
 #
 # The discounted sum of the next $n$ rewards, with a bootstrapped value behind it. See
-# [Replay](replay.ipynb).
+# [Replay](replay.ipynb#n-step-returns).
 #
 # ### Target network
 #
+<<<<<<< HEAD
 # A copy of the network that follows it slowly. The targets are computed with it, so that they move
 # slowly too. See [DQN](dqn.ipynb).
+=======
+# A copy of the Q-network that follows it slowly and makes the targets, so that the targets change
+# slowly, too. See [DQN](dqn.ipynb#the-target-network).
+>>>>>>> read_e
 #
 # ### Double DQN
 #
 # The Q-network chooses the next action and the target network says what it is worth, which
-# makes the target less optimistic. See [DQN](dqn.ipynb).
+# makes the target less optimistic. See [DQN](dqn.ipynb#the-target).
 #
 # ### Overestimation
 #
+<<<<<<< HEAD
 # The maximum of noisy values is too high on average, and so are the targets made from it. See
 # [DQN](dqn.ipynb).
+=======
+# The maximum of noisy values is too high on average, and targets made from it pass the error on.
+# See [DQN](dqn.ipynb#the-target).
+>>>>>>> read_e
 #
 # ### Off-policy
 #
@@ -160,7 +181,7 @@
 # chose it. See [Basics](basics.ipynb#on-policy-and-off-policy).
 
 # %% [markdown]
-# ## Exploring and remembering
+# ## Exploration, replay and recurrence
 #
 # ### Exploring
 #
@@ -179,20 +200,27 @@
 #
 # ### Transition
 #
-# What one step leaves behind: observation, action, reward, next observation, terminated.
+# What one step leaves behind: observation, action, reward, next observation, terminated. See
+# [Replay](replay.ipynb#a-transition).
 #
 # ### Replay buffer
 #
 # A store of transitions from which batches are sampled at random. See [Replay](replay.ipynb).
 #
+# ### Circular buffer
+#
+# A buffer of fixed size in which the newest entry overwrites the oldest once it is full; also
+# called a ring. See [Replay](replay.ipynb#the-circular-buffer).
+#
 # ### Prioritised replay
 #
-# Drawing more often what had a large TD error, with weights that undo the bias. See
+# Sampling more often what had a large TD error, with importance weights that correct the bias. See
 # [R2D2](r2d2.ipynb).
 #
 # ### Importance weight
 #
-# The factor that makes up for a transition that is sampled more often than the others.
+# The factor in a loss that makes up for a chunk that is sampled more often than the others. See
+# [R2D2](r2d2.ipynb#importance-weights).
 #
 # ### Chunk
 #
@@ -211,13 +239,19 @@
 #
 # ### LSTM
 #
-# A recurrent network whose cell keeps what its gates let in, over many steps. See
-# [DRQN](drqn.ipynb).
+# A recurrent network, one that passes a hidden state from step to step; its cell keeps what its
+# gates let in, over many steps. See [DRQN](drqn.ipynb#the-model).
+#
+# ### Hidden state
+#
+# What a recurrent network passes on to its next step, also called recurrent state: for an LSTM,
+# the vectors $h_t$ and $c_t$. It is reset to zero at the start of an episode. See
+# [DRQN](drqn.ipynb#the-model).
 #
 # ### Value rescaling
 #
 # Learning values on a squashed scale, so that large and small rewards need no clipping. See
-# [R2D2](r2d2.ipynb).
+# [R2D2](r2d2.ipynb#value-rescaling).
 
 # %% [markdown]
 # ## Actors and critics
@@ -246,12 +280,12 @@
 # ### Generalised advantage estimation
 #
 # An estimate of the advantage: the TD errors from a step on, with weights that fall by $\gamma\lambda$ a
-# step. See [Policy gradient](policy_gradient.ipynb).
+# step. See [Policy gradient](policy_gradient.ipynb#generalised-advantage-estimation).
 #
 # ### Rollout
 #
 # The last steps of all environments, in order, from which an on-policy agent learns before it throws them
-# away. See [Policy gradient](policy_gradient.ipynb).
+# away. See [Policy gradient](policy_gradient.ipynb#the-rollout-buffer).
 #
 # ### Explained variance
 #
@@ -261,7 +295,7 @@
 # ### Probability ratio
 #
 # The probability of an action under the policy as it is now, divided by the probability with which it was
-# chosen. See [PPO](ppo.ipynb).
+# chosen. See [PPO](ppo.ipynb#the-ratio).
 #
 # ### KL divergence
 #
@@ -269,53 +303,65 @@
 #
 # ### Trust region
 #
-# The policies that are near enough to the old one that its data still says something about them. See
+# The policies so close to the old one that its data still says something about them. See
 # [TRPO](trpo.ipynb).
 #
 # ### Natural gradient
 #
-# The direction in which an objective rises most for the same change of the policy, not of its parameters. See
-# [TRPO](trpo.ipynb).
+# The direction in which an objective rises most for the same change of the policy, not of its
+# parameters. See [TRPO](trpo.ipynb#the-natural-gradient).
 #
 # ### Fisher matrix
 #
-# The second derivatives of the KL divergence between a policy and itself after a small step. See [TRPO](trpo.ipynb).
+# The second derivatives of the KL divergence between a policy and itself after a small step. See
+# [TRPO](trpo.ipynb#products-with-the-fisher-matrix).
 #
 # ### Line search
 #
-# Trying shorter and shorter steps in one direction until one is good. See [TRPO](trpo.ipynb).
+# Trying shorter and shorter steps in one direction until one is good. See
+# [TRPO](trpo.ipynb#the-line-search).
 #
 # ### Actor
 #
-# The network that chooses a continuous action.
+# The network that chooses a continuous action. See [SAC](sac.ipynb).
 #
 # ### Critic
 #
-# The network that says what an action is worth, and whose gradient tells the actor how to change its action.
+# The network that estimates the Q-value of an action, and whose gradient tells the actor how to
+# change its action. See [SAC](sac.ipynb#the-critics).
 #
 # ### Entropy
 #
-# How undecided a policy is; SAC rewards it, so that the actor goes on exploring.
+# How random a policy is: the mean of its negative log-probability. SAC rewards it, so that the
+# actor keeps exploring. See [SAC](sac.ipynb#entropy).
+#
+# ### Entropy coefficient
+#
+# The weight $\alpha$ of the entropy beside the reward. See
+# [SAC](sac.ipynb#the-entropy-coefficient).
 #
 # ### Temperature
 #
-# The weight of the entropy beside the reward.
+# Another name of the entropy coefficient. See [SAC](sac.ipynb#entropy).
 #
 # ### Ensemble
 #
-# Several critics with different weights, whose disagreement shows what they do not know.
+# Several critics that start with different parameters and learn from the same batches; how many is
+# the ensemble size. See [REDQ](redq.ipynb).
 #
 # ### Update-to-data ratio
 #
-# Gradient steps per environment step.
+# Updates per environment step. See [REDQ](redq.ipynb).
 #
 # ### Polyak averaging
 #
-# Moving the target network a small fraction of the way to the network after each update.
+# Moving the target network a small fraction of the way to the Q-network after each update. See
+# [DQN](dqn.ipynb#the-target-network).
 #
 # ### Augmentation
 #
-# Changing an image in a way that should not change its value, such as a shift by a few pixels.
+# Changing an image in a way that should not change its value, such as a shift by a few pixels. See
+# [DrQ-v2](drqv2.ipynb#random-shifts).
 
 # %% [markdown]
 # ## Running and measuring
@@ -323,25 +369,32 @@
 # ### Seed
 #
 # The number from which all randomness of a run is derived; two runs with the same seed and settings
-# are equal.
+# are equal. See [Environments](envs.ipynb#seeds).
 #
 # ### Checkpoint
 #
-# A file with everything that a run needs to go on: weights, optimisers, buffer, counters,
-# generators. See [Checkpoints](checkpoint.ipynb).
+# A file with everything that a run needs to continue: parameters, optimisers, buffer, counters,
+# random number generators. See [Checkpoints](checkpoint.ipynb).
 #
 # ### Greedy episode
 #
 # An episode without random actions, in an environment of its own: evaluations are made of these.
+# See [The run](run.ipynb#evaluating).
 #
 # ### Ablation
 #
-# Taking one part away, with all else equal, to see what it buys.
+# Taking one part away, with all else equal, to see how much it helps. See
+# [DQN](dqn.ipynb#what-each-part-buys).
 #
 # ### Bootstrap interval
 #
-# The middle 95 % of the means of resampled values: a confidence interval, drawn as the band around a curve.
-# With few values it is too narrow. See [Figures](figures.ipynb).
+# The middle 95 % of the means of resampled values: a confidence interval, drawn as the band around
+# a curve. With few values it is too narrow. See [Figures](figures.ipynb#curves-with-a-band).
+#
+# ### Interquartile mean
+#
+# The mean without the lowest and the highest quarter of the values, IQM for short. See
+# [Sweeps](sweep.ipynb#one-score-for-several-seeds).
 
 # %% [markdown]
 # ## Where each word comes first

@@ -14,9 +14,8 @@
 # %% [markdown]
 # # Notation
 #
-# The symbols of the book and the names that stand for them in the code. One symbol has one meaning,
-# but for a few letters that papers use twice: these have
-# [a table of their own](#letters-with-two-meanings).
+# The symbols of the book and their names in the code. Each symbol has one meaning, except for some
+# letters that papers use in two: these have [a table of their own](#letters-with-two-meanings).
 #
 # ## Steps and episodes
 #
@@ -28,11 +27,11 @@
 # | $a$, $a_t$ | `action` | an action |
 # | $r$, $r_t$ | `reward` | the reward for the action $a_t$ |
 # | $s'$, $a'$ | `next_obs`, `next_action` | the state after it, and an action there |
-# | $\gamma$ | `gamma` | the discount: what a reward one step later counts |
+# | $\gamma$ | `gamma` | the discount: how much a reward counts that comes one step later |
 # | $n$ | `n_step` | rewards that are summed before a target bootstraps |
 # | $k$ | | the steps that were really taken, at most $n$: fewer at the end of an episode |
-# | $\gamma^k$ | `discount` | what the value after those steps counts |
-# | $G$, $G_t$ | `reward` of a stored row | the discounted sum of $k$ rewards |
+# | $\gamma^k$ | `discount` | the weight of the value after those steps |
+# | $G$, $G_t$ | `reward` of a stored transition | the discounted sum of $k$ rewards |
 # | $T$ | `max_episode_steps` | the length of an episode, or the one at which it is cut off |
 # | $\ell$ | `chunk_length` | the length of a chunk |
 #
@@ -51,15 +50,15 @@
 # | $z^f$, $z^i$, $z^o$, $U$ | | the gates of an LSTM (forget, input, output), and its weights for $h_{t-1}$ |
 # | $f$ | `encoder` | the network that turns an image into features |
 # | $\pi(a \mid s)$ | `actor` | a policy: the probability, or the density, of an action |
-# | $\mu$, $\sigma$ | `mean`, `std` | the mean and the spread of a Gaussian policy before it is squashed, or of noise |
+# | $\mu$, $\sigma$ | `mean`, `std` | the mean and the standard deviation of a Gaussian policy before it is squashed, or of noise |
 # | $\epsilon$ | `noise` | a sample of Gaussian noise (SAC) |
-# | $J(\theta)$ | `mean_reward` | what a policy gets on average, which a policy gradient makes larger |
+# | $J(\theta)$ | `mean_reward` | what a policy gets on average, which a policy gradient increases |
 # | $z_a$ | `logits` | what a network outputs for an action, before it becomes a probability |
 # | $H$ | `entropy` | the entropy of a policy |
 # | $\hat A_t$, $\lambda$ | `advantage`, `gae_lambda` | an estimate of the advantage, and the weight of later TD errors in it |
 # | $u$ | `u`, `unbounded` | the action before it is squashed: $a = \tanh u$ |
 # | $\alpha$ | `alpha` | the entropy coefficient (temperature) |
-# | $\bar{\mathcal H}$ | `target_entropy` | the entropy that the temperature aims at |
+# | $\bar{\mathcal H}$ | `target_entropy` | the entropy that the entropy coefficient is tuned to reach |
 # | $N$, $M$ | `num_critics`, `subset_size` | critics of an ensemble, and those that make one target |
 #
 # ## Learning
@@ -68,7 +67,7 @@
 # |---|---|---|
 # | $y$, $y_t$ | `y`, `target` | what a value is trained towards |
 # | $\delta$ | `td_error` | the TD error, $y - Q(s, a)$; where only its size matters, also $Q(s, a) - y$ |
-# | $L$ | `loss` | a loss; $L_\pi$ is that of an actor, $L_\alpha$ that of the temperature |
+# | $L$ | `loss` | a loss; $L_\pi$ is that of an actor, $L_\alpha$ that of the entropy coefficient |
 # | $c_V$, $c_H$ | `value_coefficient`, `entropy_coefficient` | the weights of the value loss and of the entropy in a loss |
 # | $\rho$ | `ratio` | the probability of an action now, divided by that when it was chosen |
 # | $\varepsilon$ | `clip_range` | how far that ratio may move from 1 |
@@ -99,11 +98,11 @@
 #
 # ## Letters with two meanings
 #
-# Where a letter is so well known in two places that another one would puzzle you more, it stays:
+# Some letters are well known in two meanings, and the book keeps both:
 #
 # | letter | above it is | but also |
 # |---|---|---|
-# | $\alpha$ | the temperature (SAC, REDQ) | the learning rate of a table (Basics, Environments, DQN); the power of a priority (R2D2) |
+# | $\alpha$ | the entropy coefficient (SAC, REDQ) | the learning rate of a table (Basics, Environments, DQN); the power of a priority (R2D2) |
 # | $f$ | the encoder of images (DrQ-v2) | R2D2's value rescaling, $f(x)$ and $f^{-1}(y)$; the forget gate of an LSTM, $z^f$ |
 # | $\varepsilon$ | the probability of a random action | how far PPO lets a ratio move |
 # | $\delta$ | the TD error | the bound on the KL divergence (TRPO) |
@@ -112,7 +111,7 @@
 # | $\lambda$ | the weight of later TD errors (GAE) | what a large action costs (DrQ-v2) |
 # | $z$ | a logit | the gates of an LSTM (DRQN) |
 # | $c$ | the cell of an LSTM (DRQN) | a weight in a loss |
-# | $\sigma$ | a spread | the logistic function inside an LSTM (DRQN) |
+# | $\sigma$ | a standard deviation | the logistic function inside an LSTM (DRQN) |
 # | $\pi$ | a policy | the number 3.14… in a Gaussian density |
 # | $N$ | the critics of an ensemble (REDQ) | the chunks in a buffer (R2D2) |
 # | $n$ | the steps of a return | the size of a sample; how often an action was tried (The agent) |
@@ -120,8 +119,8 @@
 # | $b$ | the bias of a layer | the index in a batch; the baseline of a policy gradient (Basics) |
 # | $s$, $t$ | a state, a time | in statistics, those of the table before; $s$ is also the number of a run (Environments) |
 #
-# The letters $i$ and $j$ count whatever stands beside them; $d$, $e$, $\rho$ and $R$ mean what the
-# sentence says in which they stand.
+# The letters $i$ and $j$ are indices. The sentence around them says what $d$, $e$ and $R$ mean,
+# and $\rho$ in [Pixels](pixels.ipynb).
 #
 # ## Arrays
 #
@@ -131,7 +130,7 @@
 # - A *return* is the sum of the rewards of an episode, not discounted, unless it says otherwise.
 # - A curve over several seeds is a mean with its 95 % bootstrap interval.
 #
-# What the words mean stands in the [glossary](glossary.ipynb).
+# The [glossary](glossary.ipynb) explains the words.
 
 # %% [markdown]
 # ## Where each letter is used

@@ -14,10 +14,11 @@
 # %% [markdown]
 # # Speed
 #
-# Twice as fast is twice as many seeds, or an idea tried before lunch instead of after it. In this chapter
-# you see what an update is made of, why almost nothing of it is arithmetic when networks are small, what
-# one switch, `compile`, gains and costs, and what becomes expensive when things grow. The figure compares
-# the agents of this book, with the switch off and on, with two libraries at the same settings.
+# If training is twice as fast, you can afford twice as many seeds. In this chapter you see what an
+# update is made of, why almost nothing of it is arithmetic when networks are small, what one
+# switch, `compile`, gains and costs, and how costs grow with buffers, ensembles, chunks and
+# images. The figure compares three agents of this book, with the switch off and on, with two
+# libraries at the same settings.
 
 # %% tags=["hide-input"]
 import json
@@ -74,18 +75,18 @@ for part, made in speed.get("made_later", {}).items():
 # %% [markdown]
 # | | |
 # |---|---|
-# | Builds on | all algorithms of this book; most numbers are for [DQN](dqn.ipynb) and [SAC](sac.ipynb) |
-# | Measured | on one thread of a CPU, all in one run of `make bench` |
+# | Builds on | the algorithms of this book; most numbers are for [DQN](dqn.ipynb) and [SAC](sac.ipynb) |
+# | Measured | on one thread of a CPU, by `make bench`; the lines above say which parts were measured again |
 # | Compared with | Stable-Baselines3 (PyTorch), SBX (the same algorithms in JAX) |
 # | Not measured | a GPU: we had none |
 #
 # ## How to measure
 #
-# A stopwatch also measures whoever else uses the machine. Three habits help. Read the **time of the
-# processor** (`time.process_time`), which stands still while another program has the core. **Take turns**,
-# A, B, A, B: a slow minute hits both, and the ratio of neighbours stays. And report **medians with
-# quartiles**. By hand: the mean of 10, 11, 10, 60 and 10 ms is 20.2 ms, and no call took that long. The
-# median is 10.
+# A stopwatch also measures the other programs on the machine. Three habits help. Read the **time
+# of the processor** (`time.process_time`), which stands still while another program has the core.
+# **Take turns**, A, B, A, B: a slow minute hits both, and the ratio of neighbours stays the same.
+# And report **medians with quartiles**. By hand: the mean of 10, 11, 10, 60 and 10 ms is 20.2 ms,
+# and no call took that long. The median is 10.
 
 # %%
 times = [10, 11, 10, 60, 10]
@@ -94,10 +95,11 @@ assert np.mean(times) == 20.2 and np.median(times) == 10
 # %% [markdown]
 # ## What an update is made of
 #
-# Each algorithm trains as it is shipped, and DQN and SAC also with larger networks and batches. *Forward* is
-# every pass through a network in an update, those of target networks included. *Loss* is what else an update
-# computes: targets, errors, metrics, and the noise of sampled actions. *Acting*, *environment* and *storing*
-# are what one update's share of the environment steps costs. *Loop* is the rest, logging for example.
+# The six algorithms with a replay buffer train as they are shipped, and DQN and SAC also with
+# larger networks and batches. *Forward* is every pass through a network in an update, those of
+# target networks included. *Loss* is everything else that an update computes: targets, errors,
+# metrics, and the noise of sampled actions. *Acting*, *environment* and *storing* are the cost of
+# the environment steps, divided by the number of updates. *Loop* is the rest, logging for example.
 
 # %% tags=["hide-input"]
 KINDS = ["forward", "loss", "backward", "optimiser", "target update", "sampling"]
@@ -131,16 +133,19 @@ for name in names:
     print(f"{name:12}{part['hidden']!s:>12}{part['batch_size']:>7}{update:10,.0f} µs{whole:13,.0f} µs")
 
 # %% [markdown]
-# With small networks no part stands out: forward and backward passes are about half of an update, and loss,
-# optimiser and sampling share the rest. With two layers of 512 units nearly all is forward and backward.
+# With two layers of 64 units (DQN, SAC, REDQ) no part stands out: forward and backward passes are
+# about half of an update, and loss, optimiser, target update and sampling share the rest. With
+# LSTMs and convolutions the passes are three quarters of it, and with two layers of 512 units nine
+# tenths.
 #
 # ## Small networks are all overhead
 #
-# How much arithmetic is in an update of the shipped DQN? By hand: the network has $4 \cdot 64 + 64 \cdot 64
-# + 64 \cdot 2 = 4{,}480$ weights, and each is multiplied once for each of 64 transitions, in three forward
-# passes (Double DQN needs the next values of both networks). A backward pass costs about twice a forward
-# pass. That is $5 \cdot 64 \cdot 4{,}480 \approx 1.4$ million multiplications. Measure how many this
-# processor makes in a second, and see how long they should take:
+# How much arithmetic is in an update of the shipped DQN? By hand: the network has $4 \cdot 64 + 64
+# \cdot 64 + 64 \cdot 2 = 4{,}480$ weights, and each is multiplied once for each of 64 transitions,
+# in three forward passes (Double DQN needs the next Q-values of both networks). A backward pass
+# costs about twice a forward pass. That is $5 \cdot 64 \cdot 4{,}480 \approx 1.4$ million
+# multiplications. Measure how many this processor makes in a second, and see how long they should
+# take:
 
 # %%
 def seconds(work: Callable[[], object], calls: int = 30, rounds: int = 7) -> float:
@@ -164,9 +169,10 @@ print(f"{rate / 1e9:.0f} billion multiplications a second: {1e6 * multiplication
       f"in an update that was measured at {sum(microseconds('dqn')[kind] for kind in KINDS):,.0f} µs")
 
 # %% [markdown]
-# Where is the rest? Each operation of PyTorch is called from Python, checks shapes and types, allocates its
-# result, and writes down for autograd what the backward pass will need. That takes some microseconds, for
-# ten numbers as for ten thousand. One layer shows it: double the width, and at first nothing happens.
+# Where is the rest? Each operation of PyTorch is called from Python, checks shapes and types,
+# allocates its result, and records for autograd what the backward pass will need. That takes some
+# microseconds, for ten numbers as well as for ten thousand. One layer shows it: double the width,
+# and at first nothing happens.
 
 # %%
 sizes = [4, 8, 16, 32, 64, 128, 256, 512, 1024]
@@ -188,11 +194,13 @@ assert measured[3] < 16 * measured[0]  # 64 times the arithmetic
 #
 # ## Compiling
 #
+# Without compiling PyTorch is *eager*: it runs each operation when Python reaches it.
 # `torch.compile` traces a function of tensors and writes a C++ program that does the same in fewer
-# operations. Every agent has the setting `compile`, off by default. It compiles the method that turns a
-# batch into gradients: forward passes, loss and backward pass. [The chapter on agents](agent.ipynb) has
-# the few lines that do it. Here are the operations that one update starts, and what it takes, with the
-# shipped sizes and an update of the actor each time:
+# operations. Every agent has the setting `compile`, off by default. It compiles the method that
+# turns a batch into gradients: forward passes, loss and backward pass.
+# [The chapter on agents](agent.ipynb) has the few lines that do it. Here are the operations that
+# one update starts and the time that it takes, with the shipped sizes and an update of the actor
+# each time:
 
 # %%
 print(f"{'':6}{'operations':>16}{'eager':>11}{'compiled':>12}{'times as fast':>24}")
@@ -203,12 +211,13 @@ for name, found in speed["compile"].items():
     print(f"{name:6}{before:>8} → {after:>4} {milliseconds}{spread(fast['speedup']):>24}")
 
 # %% [markdown]
-# What remains are the matrix products, which are calls of a library either way, and what stands around the
-# method: sampling, the optimiser, the target update.
+# What remains are matrix products and convolutions, which are calls of a library either way, and
+# what is outside the method: sampling, the optimiser, the target update. DrQ-v2, with its
+# convolutions, gains the least.
 #
 # ### Where it does not pay
 #
-# **In short runs.** The first update waits for the C++ compiler. Compiling is earned back after
+# **In short runs.** The first update waits for the C++ compiler. That time is earned back after
 #
 # $$\text{updates} = \frac{\text{seconds of compiling}}{\text{seconds before} - \text{seconds after}}$$
 #
@@ -229,8 +238,9 @@ for name, found in speed["compile"].items():
     print(f"{name:6}" + "".join(f"{w:8.1f} s,{earned_back(w, *update):10,.0f} updates" for w in waits))
 
 # %% [markdown]
-# **With large networks.** The operations that compiling removes cost the same at any width, the products
-# that it leaves do not. Here are DQN and SAC with two layers of 16 to 1,024 units and a batch of 128:
+# **With large networks.** The operations that compiling removes cost about the same at any width;
+# the matrix products that it leaves do not. Here are DQN and SAC with two layers of 16 to 1,024
+# units and a batch of 128:
 
 # %%
 figure, ax = plt.subplots(figsize=(6.5, 3.4))
@@ -246,6 +256,8 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
+# With 1,024 units little or nothing of the gain is left.
+#
 # **With LSTMs.** PyTorch cannot compile a backward pass through an LSTM. So recurrent agents refuse:
 
 # %%
@@ -255,22 +267,25 @@ except ValueError as error:
     print(error)
 
 # %% [markdown]
-# They refuse because of something worse than slowness. When PyTorch meets what it cannot compile, it cuts
-# the function there and compiles the pieces. If the cut is between a forward and a backward pass, **the
-# gradients can be lost without a message**: the weights stand still, and it is very fast. With
-# `fullgraph=True` there is one piece or an error. So the library never compiles without it, and a test
-# compares the weights of compiled and eager agents. Exercise 2 shows how little it takes.
+# They refuse because the alternative is worse than slow. When PyTorch meets something that it
+# cannot compile, it cuts the function there and compiles the pieces. If the cut is between a
+# forward and a backward pass, **the gradients can be lost without a message**: training runs fast,
+# and the parameters never change. Exercise 2 shows how easily it happens. With `fullgraph=True`
+# there is one piece or an error. So the library never compiles without it, and a test compares the
+# parameters of compiled and eager agents.
 #
 # ## Beside Stable-Baselines3 and SBX
 #
-# Three libraries in one run, with the same networks, batches, updates per step, and one thread:
+# Three libraries take turns, with the same networks, batches and updates per step, each on one
+# thread:
 #
 # - **dqn**: training on CartPole at the settings of the RL Zoo, environment and acting included.
 # - **sac**: one update with two layers of 256 units and a batch of 256, the defaults of Stable-Baselines3.
 # - **sac, as shipped**: one update with our shipped sizes, and then training on Pendulum with them.
+# - **ppo**: training on CartPole at the settings of the RL Zoo.
 #
-# *Aim* is what we ask of plain code: in eager mode a little faster than Stable-Baselines3, compiled
-# clearly faster where networks are small.
+# *Aim* is what we ask of plain code: in eager mode a little faster than Stable-Baselines3,
+# compiled clearly faster where networks are small. A missed aim stays in the table.
 
 # %%
 AIMS = {
@@ -287,17 +302,19 @@ for name, contest in speed["peers"].items():
         print(f"    {LABELS[work][0]:24}{found['ms'][0]:6.3g}{'':15}{spread(found['speedup']):>20}{verdict}")
 
 # %% [markdown]
-# What our eager code does differently is no trick: a fused Adam, two critics in one batched product, no
-# gradients for the critics when the actor learns, one gather to sample a batch, and metrics that stay
-# tensors until a line is written.
+# Our eager code uses no tricks. It has a fused Adam, two critics in one batched product, no
+# gradients for the critics when the actor learns, one indexing operation to sample a batch, and
+# metrics that stay tensors until a line is written.
 #
-# SBX has the same algorithms in JAX. There the whole update, optimiser included, is one compiled program,
-# and so are twenty updates if they are asked for at once. Our switch leaves sampling, optimiser and target
-# update outside, where you can read and change them. That is its price: where networks are small and
-# updates are many, JAX is the faster choice.
+# SBX has the same algorithms in JAX. There the whole update, optimiser included, is one compiled
+# program, and so are twenty updates if they are asked for at once. Our switch leaves sampling,
+# optimiser and target update outside, where you can read and change them. The price is speed: SBX
+# is clearly ahead in DQN and in the update of a small SAC, most of all when it makes twenty at
+# once. In training SAC, in large updates of SAC and in PPO the compiled agents are about level
+# with it.
 #
-# Neither library has the other four algorithms in the same form. So compare their updates with the bare
-# forward and backward passes of their networks, on a batch that is ready:
+# Neither library has DRQN, R2D2, REDQ or DrQ-v2 in the same form. So compare their updates with
+# the bare forward and backward passes of their networks, on a batch that is ready:
 
 # %%
 for name, found in speed["bare"].items():
@@ -308,9 +325,10 @@ for name, found in speed["bare"].items():
 # %% [markdown]
 # ## Few large operations
 #
-# REDQ has ten critics. As ten networks in a loop they start ten times as many operations as one. As one
-# stack of weights they are one batched product per layer, `torch.baddbmm`, which is how
-# [SAC](sac.ipynb) writes its critics. Forward and backward pass of ten critics, batch 256:
+# REDQ has ten critics. As ten networks in a loop they start ten times as many operations as one.
+# If their weights are stacked, each layer of all ten is one batched product, `torch.baddbmm`;
+# [SAC](sac.ipynb) writes its critics in this way. Here are forward and backward pass of ten
+# critics with a batch of 256:
 
 # %%
 print("units     in a loop      batched   times as fast")
@@ -322,19 +340,19 @@ for name, found in speed["batching"]["adam"].items():
     print(f"    {name:22}{1e3 * found['ms'][0]:6.0f} µs")
 
 # %% [markdown]
-# Narrow critics gain a lot, wide ones nothing or less than nothing. Why? Ten critics of 512 units and a batch
-# of 256 have activations of $10 \cdot 256 \cdot 512$ numbers, 5 MB a layer. A loop finishes one critic while
-# its half megabyte is in the cache. The batched product writes all 5 MB before the next layer reads any of
-# it, probably from main memory. You could write the passes by hand, into buffers that are kept from update to
-# update. An earlier version of this book did: faster with wide critics, and longer than the algorithm itself.
+# Narrow critics gain a lot, wide ones nothing. Why? Ten critics of 512 units and a batch of 256
+# have activations of $10 \cdot 256 \cdot 512$ numbers, 5 MB a layer. A loop finishes one critic
+# while its half megabyte is in the cache. The batched product writes all 5 MB before the next
+# layer reads any of it, probably from main memory.
 #
-# Adam is the same story: an operation for each step of its formula and each tensor, or one call for all
-# (`fused=True`, which is what every agent here uses).
+# Adam is the same story. It can start an operation for each step of its formula and each tensor,
+# or for each step and all tensors together (`foreach`), or one for everything (`fused=True`, which
+# every agent of this book uses).
 #
 # ## How cost grows
 #
-# Ten times as many transitions, critics or pixels: what does a sample or an update cost then? Both axes are
-# logarithmic. Along the dashed line, twice as much costs twice as much.
+# What does a sample or an update cost with ten times as many transitions, critics or pixels? Both
+# axes are logarithmic. Along the dashed line, twice as much costs twice as much.
 
 # %% tags=["hide-input"]
 growth = speed["growth"]
@@ -353,24 +371,32 @@ for ax, found in zip(axes.flat, growth.values(), strict=True):
 plt.show()
 
 # %% [markdown]
-# - **Buffer**: a uniform sample hardly depends on how much is stored. It slows down a little when the
-#   buffer no longer fits into the cache.
-# - **Priorities**: a sample goes down a binary tree, one level more for each doubling. That is a logarithm.
-# - **Environments**: one call of the network acts in all of them, so eight environments need an eighth of
-#   the calls for the same steps.
-# - **Critics**: two narrow critics are overhead, twenty are arithmetic.
-# - **Chunks**: an LSTM goes through its steps one after another, so the cost approaches the dashed line.
-# - **Images**: convolutions and shifts grow with the pixels; the layers behind them and the overhead do not.
+# - **Buffer**: with a hundred times as many transitions stored, a uniform sample takes less than
+#   twice as long. The likely reason is that the buffer no longer fits into the cache.
+# - **Priorities**: a sample goes down a binary tree, which has one level more for each doubling.
+#   So the cost grows with the logarithm of the size.
+# - **Environments**: one call of the network acts in all of them, so eight environments need an
+#   eighth of the calls for the same steps. The steps of the environments themselves remain.
+# - **Critics**: two narrow critics are nearly all overhead, so ten cost far less than five times
+#   as much. From ten to twenty arithmetic begins to count.
+# - **Chunks**: an LSTM goes through its steps one after another, so for long chunks the curve
+#   becomes nearly as steep as the dashed line.
+# - **Images**: shifts, convolutions and the first layer behind them grow with the pixels; the
+#   other layers and the overhead do not.
 #
 # ## Honest edges
 #
-# - **One machine.** Ratios travel better than milliseconds, and neither travels to a GPU. Do not trust a
-#   difference of five per cent.
-# - **The contests are not quite equal.** SBX does not clip DQN's gradient. Stable-Baselines3 and SBX wrap
-#   their environments in a monitor; ours are vector environments, and each number is checked. The stopwatch
-#   takes about a microsecond at each switch, which makes the parts of small updates look larger.
-# - **Not measured**: evaluations, checkpoints, more threads, several seeds at once. For networks of this size
-#   one run per core is the best use of several cores, and [sweeps](sweep.ipynb) do that.
+# - **One machine.** Ratios carry over to another machine better than milliseconds, and neither
+#   carries over to a GPU. Do not trust a difference of five per cent. Parts that were measured at
+#   different times differ more: the same update of SAC, 64 units and a batch of 128, is in three
+#   places of this chapter, with different gains from compiling.
+# - **The contests are not quite equal.** SBX does not clip DQN's gradient. Stable-Baselines3 and
+#   SBX wrap their environments in a monitor. Ours are vector environments, and the loop checks
+#   that all rewards and observations are finite. The stopwatch takes about a microsecond at each
+#   switch from one kind of work to another, which makes the parts of small updates look larger.
+# - **Not measured**: A2C, TRPO and recurrent PPO; evaluations, checkpoints, more threads, several
+#   seeds at once. For networks of this size one run per core is the best use of several cores, and
+#   [sweeps](sweep.ipynb) do that.
 #
 # ## Exercises
 #
@@ -379,7 +405,7 @@ plt.show()
 # <details>
 # <summary>Solution</summary>
 #
-# What is left is all that does not belong to the update (Amdahl's law).
+# What is left is everything outside the update (Amdahl's law).
 #
 # ```python
 # found = microseconds("dqn")
@@ -390,9 +416,9 @@ plt.show()
 #
 # </details>
 #
-# **Exercise 2: find the bug.** A colleague compiles the gradients of a small regression and adds a line
-# that tells her how it goes. The loss is right and it runs fast. But the network does not learn. Why, and
-# what would have told her?
+# **Exercise 2: find the bug.** A colleague compiles the gradients of a small regression and adds a
+# line that shows her its progress. The first loss is right and it runs fast. But the network does
+# not learn. Why, and what would have told her?
 
 # %%
 torch._dynamo.config.trace_autograd_ops = True  # as `compile: true` does
@@ -423,9 +449,9 @@ print(f"loss of the first step {losses[0]:.3f}, of the last {losses[-1]:.3f}")
 # <details>
 # <summary>Solution</summary>
 #
-# `print` cannot be compiled, so PyTorch cuts the function there, and the gradients of the forward pass before
-# the cut are lost. `fullgraph=True` raises an error instead. What does not belong to the computation goes
-# outside.
+# `print` cannot be compiled, so PyTorch cuts the function there, and the gradients of the forward
+# pass before the cut are lost. `fullgraph=True` raises an error instead. Whatever is not part of
+# the computation goes outside.
 #
 # ```python
 # def squared_error_gradients(network: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -472,8 +498,8 @@ print(f"loss of the first step {losses[0]:.3f}, of the last {losses[-1]:.3f}")
 # <details>
 # <summary>Solution</summary>
 #
-# Whoever is called first pays for what is done once: compiling, imports, memory that the system hands out at
-# its first touch. A benchmark that times A once and then B once measures that.
+# The first call pays for what is done once: compiling, imports, memory that the system hands out
+# at its first touch. A benchmark that times A once and then B once measures that.
 #
 # ```python
 # work = torch.compile(lambda: a.sin().sum(), backend="aot_eager")
@@ -498,6 +524,6 @@ print(f"loss of the first step {losses[0]:.3f}, of the last {losses[-1]:.3f}")
 # ## References
 #
 # - A. Raffin et al. (2021). Stable-Baselines3: reliable reinforcement learning implementations.
-#   *JMLR* 22. SBX is its sister in JAX, by the same authors.
+#   *JMLR* 22. SBX is its counterpart in JAX, by the same authors.
 # - J. Ansel et al. (2024). PyTorch 2: faster machine learning through dynamic Python bytecode
 #   transformation and graph compilation. *ASPLOS*.

@@ -26,7 +26,7 @@
 # | Builds on | [The run](run.ipynb), [Settings](settings.ipynb) |
 # | Same as in most tools | a grid of settings, a pool of processes |
 # | Different | no database and no server: everything is in the run directories |
-# | Used for | every learning curve in `book/results/` |
+# | Used for | the learning curves and ablations in `book/results/` |
 
 # %% tags=["hide-input"]
 #| export
@@ -98,22 +98,22 @@ plot_scores(right, result, labels)
 plt.show()
 
 # %% [markdown]
-# Do not believe it yet. The bands of two seeds are so wide that they leave the range of possible
-# returns, 0 to 500, and 3,000 steps are few: [DQN](dqn.ipynb) asks the same question with ten times
-# as many steps and more seeds. How many seeds are enough?
+# Do not believe it yet. With two seeds a band only goes from the lower one to the higher one, and
+# 3,000 steps are few. [DQN](dqn.ipynb) asks the same question with ten times as many steps and
+# five seeds, and there 10-step returns come out ahead. How many seeds are enough?
 #
 # ## The problem: how often is one seed wrong?
 #
-# Suppose that algorithm A is better than B by half a standard deviation of the scores between seeds,
-# which statisticians call a medium effect. You train each with $n$ seeds and believe the higher
-# mean. The difference between the two means has the standard deviation $\sigma\sqrt{2/n}$, so you are
-# wrong with probability
+# Suppose that the true mean of algorithm A is higher than that of B by $d$, and that the scores of
+# each differ between seeds with the standard deviation $\sigma$. You train each with $n$ seeds and
+# believe the higher mean. The difference between the two means has the standard deviation
+# $\sigma\sqrt{2/n}$, so you are wrong with probability
 #
 # $$P(\text{wrong}) = \Phi\Bigl(-\frac{d}{\sigma}\sqrt{\frac{n}{2}}\Bigr)$$
 #
-# where $\Phi(z)$ is the probability that a standard normal number is below $z$, and
-# $d/\sigma = 0.5$. By hand, for one seed: $\Phi(-0.354) = 0.36$. That is little better than tossing a
-# coin.
+# where $\Phi(z)$ is the probability that a standard normal number is below $z$. Take
+# $d/\sigma = 0.5$, which statisticians call a medium effect. By hand, for one seed:
+# $\Phi(-0.5\sqrt{0.5}) = \Phi(-0.354) = 0.36$. That is little better than tossing a coin.
 
 
 # %%
@@ -133,8 +133,9 @@ ax.set(ylim=(0, 0.5), title="A is better than B by half a standard deviation")
 plt.show()
 
 # %% [markdown]
-# So a difference of this size needs about twenty seeds. And does the interval that you print beside a
-# mean contain the true mean as often as it claims? Draw many sets of $n$ scores and count the misses:
+# So a difference of this size needs about twenty seeds. And does the interval that you print
+# beside a mean contain the true mean as often as it claims? Sample many sets of $n$ scores, and
+# count how often the interval misses:
 
 
 # %%
@@ -158,16 +159,17 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# With few seeds every simple interval promises too much. One standard error, which many papers draw, misses
-# the true mean in a third of all experiments. The bootstrap interval, which `mean_interval` from
-# [Environments](envs.ipynb) computes, comes close to what it says from ten seeds on; with five it misses
-# about every sixth time. [Figures](figures.ipynb) says why the book uses it all the same.
+# With few seeds both promise too much. One standard error, which many papers draw, misses the true
+# mean in a third of all experiments even with twenty seeds. The bootstrap interval, which
+# `mean_interval` from [Environments](envs.ipynb) computes, misses about every sixth time with five
+# seeds and every tenth with ten, where it should be every twentieth. [Figures](figures.ipynb) says
+# why the book uses it all the same.
 #
 # ## Variants
 #
 # A variant has a name and the settings in which it differs. `--vary` makes a grid: one variant for
-# each combination of values. The text after `=` is read as YAML, so lists work too. (YAML reads 1e-3
-# as a text; the settings turn it into a number.)
+# each combination of values. The text after `=` is read as YAML, so lists work too. (YAML reads
+# 1e-3 as text; the settings turn it into a number.)
 
 # %%
 #| export
@@ -302,6 +304,7 @@ for item in make_plan("dqn", {"total_steps": 2_000}, grid(["n_step=1,10"]), [0, 
 # A sweep runs for hours, so it should find every mistake before the first run starts. It refuses:
 #
 # - settings with which an agent cannot be built;
+# - runs without evaluations, and runs that may stop early, since it compares runs of equal length;
 # - a folder that holds runs with other settings (more seeds and more variants are welcome);
 # - two variants with equal settings, such as `lr=1e-3` and `lr=0.001`: they would be the same runs;
 # - settings that would come back from a file changed, such as a mapping with numbers as keys.
@@ -697,10 +700,10 @@ def find_backend(name: str) -> Backend:
 # and the highest quarter, and average the rest. By hand, of five scores one goes on each side, and
 # $(10 + 11 + 12) / 3 = 11$.
 #
-# How certain is it? As for the mean, a *bootstrap interval* tells:
-# draw as many scores, with replacement, as there are seeds; take their IQM; repeat this thousands of
-# times; and take the range of the middle 95 %. (This bootstrap is from statistics. It has nothing to do
-# with the bootstrapping of a value from the next one.)
+# How certain is it? As for the mean, compute a *bootstrap interval*. Sample as many scores, with
+# replacement, as there are seeds, and take their IQM. Do this thousands of times. The middle 95 %
+# of these IQMs is the interval. (This bootstrap is from statistics. It has nothing to do with the
+# bootstrapping of a value from the next one.)
 
 # %%
 #| export
@@ -740,9 +743,9 @@ assert iqm_interval(one_failed)[1] < 11 and mean_interval(np.array(one_failed))[
 print(summary({"runs": {"one failed": {"final": one_failed}}}))
 
 # %% [markdown]
-# The lower end of both shows the failure, because some of the draws hold it more than once. But the mean
-# itself is a score that no run had. So the book states the IQM of the last evaluations and shows the seeds
-# beside it. Learning curves are means.
+# The lower end of both shows the failure, because some of the resampled sets hold it two or three
+# times. But the mean itself is a score that no run had. So the book states the IQM of the last
+# evaluations and shows the seeds beside it. Learning curves are means.
 #
 # ## One small file
 #
@@ -940,7 +943,7 @@ if __name__ == "__main__" and "__file__" in globals():
 # ## Stopped in the middle
 #
 # Now add two seeds to the first sweep, in the same directory. As soon as one of the new runs has
-# written a checkpoint, press Ctrl-C:
+# written a checkpoint, the cell sends the signal of Ctrl-C:
 
 # %%
 def finished_runs() -> dict[str, int]:
@@ -999,7 +1002,7 @@ assert Path(again.run_dir, "metrics.jsonl").read_bytes() == was_cut.read_bytes()
 #
 # ## Mistakes
 #
-# Each mistake is told in one sentence, before anything runs:
+# Each mistake gets one sentence, before anything runs:
 
 # %%
 mistakes: dict[str, dict[str, Any]] = {
@@ -1023,8 +1026,8 @@ assert not (folder / "runs/wrong").exists()
 #
 # - The intervals are about seeds: they say how much the score of the last evaluation would change with
 #   other seeds. They say nothing about other environments.
-# - A bootstrap interval assumes that the seeds at hand represent all seeds; with five it is too narrow, as
-#   [Figures](figures.ipynb) measures, and with three or fewer nothing is trimmed from the IQM. So the
+# - A bootstrap interval assumes that the seeds at hand represent all seeds. With five it is too
+#   narrow, as you saw above, and with three or fewer nothing is trimmed from the IQM. So the
 #   summary prints mean and IQM, and figures show the seeds beside the interval.
 # - Two variants with the same seed share the first states of their evaluation episodes, so they are not
 #   quite independent. The intervals ignore that.

@@ -16,10 +16,10 @@
 #
 # Deep reinforcement learning, from the first table of values to the large networks of today: what
 # was new, when, and on what it was built. Coloured names have a chapter in this book, or a part in
-# one; for the others the table below says what you would have to add.
+# one; for the others the table below has the idea and the paper.
 #
 # Everything here is drawn from one file, `book/timeline.yml`. A test compares it with the
-# algorithms that the library knows, so that neither promises what the other does not have.
+# algorithms of the library, so that the two cannot drift apart.
 
 # %%
 from itertools import groupby
@@ -108,7 +108,8 @@ plt.show()
 # Filled boxes are chapters, coloured frames are parts of one. A line leads from an idea down to
 # what was built on it; thick lines join two chapters of this book.
 #
-# How much of it grows from the first entry? Follow the lines backwards from each name.
+# How many entries descend from Q-learning, and how many from REINFORCE? Follow the lines backwards
+# from each name.
 
 
 # %%
@@ -159,8 +160,8 @@ Markdown("\n".join(rows))
 #
 # ## Exercises
 #
-# **Exercise 1: find the bug.** A colleague writes `roots` in other words, and finds fewer descendants of
-# Q-learning than you did above. No name is unknown, nothing is raised. What is overlooked?
+# **Exercise 1: find the bug.** A colleague writes another version of `roots`, and finds fewer
+# descendants of Q-learning than you did above. It raises no error. What does it overlook?
 
 # %%
 def first_ideas(name: str) -> set[str]:
@@ -177,7 +178,7 @@ print(f"{count} of {len(entries)} entries descend from Q-learning, says the coll
 # <details>
 # <summary>Solution</summary>
 #
-# Many ideas have two parents or more, and only the first is followed.
+# Many ideas have two parents or more, and it follows only the first.
 #
 # ```python
 # def first_ideas(name: str) -> set[str]:

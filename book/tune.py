@@ -14,11 +14,12 @@
 # %% [markdown]
 # # Tuning
 #
-# An algorithm has a dozen settings, and the good values differ from problem to problem. In this chapter
-# you build `rlbook tune`: it tries settings, gives up early on those that go badly, learns from the scores
-# where to look next, and writes the best settings as a config that `rlbook train` takes. The search uses
-# [Optuna](https://optuna.org); the runs are those of [a sweep](sweep.ipynb). Then you see why the score of
-# the winner is not to be believed, and what to do about it.
+# An algorithm has a dozen settings, and the good values differ from problem to problem. In this
+# chapter you build `rlbook tune`: it tries settings, gives up early on those that go badly, learns
+# from the scores where to look next, and writes the best settings as a config that `rlbook train`
+# takes. The search uses [Optuna](https://optuna.org); the runs are those of
+# [a sweep](sweep.ipynb). Then you see why you should not believe the score of the winner, and what
+# to do about it.
 #
 # | | |
 # |---|---|
@@ -106,8 +107,10 @@ with contextlib.chdir(folder):
     assert main(words.split()) == 0
 
 # %% [markdown]
-# The first trial is the config as it was. The directory holds `best.yaml`, `top.yaml`, `result.json` and
-# this figure: the score of each trial, and how much of the scores' variation each setting explains.
+# The first trial is the config as it was. Giving up early begins when five trials are complete, so
+# a search of six hardly shows it. The directory holds `best.yaml`, `top.yaml`, `result.json` and
+# this figure: the score of each trial, and how much of the scores' variation each setting
+# explains.
 
 # %%
 Image(folder / "runs/tune/tune.png", width=760)
@@ -122,12 +125,12 @@ with contextlib.chdir(folder):
     assert main(words.split()) == 0
 
 # %% [markdown]
-# ## Where to look
+# ## The search space
 #
-# A search space is a file with a line for each setting: a range or a list of choices. Learning rates are
-# searched on a logarithmic scale, since the step from 0.001 to 0.002 matters as much as that from 0.0001
-# to 0.0002. A range between whole numbers gives whole numbers. Each algorithm comes with such a file, and
-# `--space my.yaml` names another. This is the one of DQN:
+# A search space is a file with a line for each setting: a range or a list of choices. Learning
+# rates are searched on a logarithmic scale, since the step from 0.001 to 0.002 matters as much as
+# that from 0.0001 to 0.0002. A range between whole numbers gives whole numbers. Each algorithm
+# comes with such a file, and `--space my.yaml` names another. This is DQN's:
 
 # %%
 print((importlib.resources.files("rlbook") / "spaces" / "dqn.yaml").read_text())
@@ -228,12 +231,12 @@ for wrong in ({"lr": [1e-3, -1.0]}, {"lr": {"low": 1, "high": 0}}, {"rl": [1, 2]
         print(error)
 
 # %% [markdown]
-# ## Who is at work on what
+# ## A study that processes share
 #
-# A search takes hours, so it must survive a kill, and several processes should be able to share it. Optuna
-# keeps what was tried and how it scored in a *study*. Ours is a journal: a file in the directory of the
-# search to which every process appends, which works on the network disks of a cluster, too. Three rules
-# make it safe:
+# A search takes hours, so it must survive a kill, and several processes should be able to share
+# it. Optuna keeps what was tried and how it scored in a *study*. Ours is stored as a journal, a
+# file to which every process appends. That works on the network disks of a cluster, too. Three
+# rules make it safe:
 #
 # 1. **One decision at a time.** Whoever asks for the next trial holds the lock of the directory.
 # 2. **A trial has an owner**, who holds the lock of its folder. The system frees that lock when the process
@@ -402,15 +405,17 @@ class Study:
 # %% [markdown]
 # ## Giving up early
 #
-# Most settings are bad, and one sees it early. At each evaluation a trial reports its score, and Optuna's
-# *median pruner* compares: a trial whose best score so far is below the median of what the others had at
-# that point is stopped. Nothing is pruned in the first quarter of a trial, nor among the first trials.
+# Most settings are bad, and it shows early. At each evaluation a trial reports its score. Optuna's
+# *median pruner* stops a trial whose best score so far is below the median of what the complete
+# trials had at that point. Nothing is pruned in the first quarter of a trial's first run, nor
+# before five trials are complete.
 #
-# With several seeds, a trial does them one after another. Suppose that seed 0 scored 20, 50, 90 at its three
-# evaluations, and seed 1 is at its second, with 30. The trial reports the mean of both at that evaluation,
-# $(50 + 30)/2 = 40$, as its fifth score, and it is compared with the fifth score of other trials. So equals
-# are compared: the same seeds after the same steps. The score of a whole trial is the mean over its seeds of
-# the last evaluation.
+# With several seeds, a trial does them one after another. Suppose that seed 0 scored 20, 50, 90 at
+# its three evaluations, and seed 1 is at its second, with 30. The trial reports the mean of both
+# at that evaluation, $(50 + 30)/2 = 40$, as its fifth score. The fifth scores of the other trials
+# come from the same seeds after the same steps, and their median is the bar. What must reach it is
+# the best score so far, here 90. So a trial whose first seed went well is seldom pruned at a later
+# one. The score of a whole trial is the mean over its seeds of the last evaluation.
 
 # %%
 #| export
@@ -608,7 +613,7 @@ def begin(attempt: Attempt, study: Study, runner: Runner, say: Callable[[str], N
     return runner.start(attempt.items[0])
 
 # %% [markdown]
-# ## What is left
+# ## What a search writes
 #
 # `best.yaml` is the config of the best trial. `top.yaml` is a sweep of the best five; you will see below
 # what it is for. `result.json` holds all trials. How much a setting matters is estimated by
@@ -838,11 +843,13 @@ for count in counts:
 assert means[1][0] > means[1][1]
 
 # %% [markdown]
-# Tuned on one seed, the searches do not even agree on the winner, and winners are worse than reported. With
-# more seeds the gap shrinks. Three things help, and each is a flag or a command:
+# Tuned on one seed, the five searches name four different winners, and each winner is worse than
+# reported. With more seeds the gap shrinks, though not steadily: these are few variants and few
+# seeds, and with four to tune on a single fresh one is left. Three things help:
 #
-# 1. **Several seeds for each trial** (`--seeds 3`). Fewer trials with more seeds find better settings than
-#    many trials with one, once the seeds differ more than the settings do.
+# 1. **Several seeds for each trial** (`--seeds 3`). Fewer trials with more seeds can find better
+#    settings than many trials with one, if the seeds differ more than the settings do
+#    (exercise 2).
 # 2. **Fresh seeds for the report.** Train the best few again on seeds that the search never saw, and report
 #    only those: `rlbook sweep --config runs/tune/top.yaml --seed 1000 --seeds 5`.
 # 3. **The same for everybody.** If you tune your algorithm, tune what you compare it with by the same number
@@ -853,10 +860,11 @@ assert means[1][0] > means[1][1]
 #
 # - The score of a trial is its last evaluation. A search for settings that learn *fast* would take the mean
 #   over the whole curve.
-# - With several jobs the order in which trials end depends on the machine, and what the search learns from
-#   them too: then a second search tries other settings.
+# - With several jobs the order in which trials end depends on the machine, and so does what the
+#   search learns from them. Then a second search tries other settings.
 # - Pruning trusts early scores. Settings that start slowly and end well are lost; `--no-prune` keeps them.
-# - The importance of a setting is that within its range, among these trials. With six trials it says little.
+# - The importance of a setting holds for its range and for these trials. With six trials it says
+#   little.
 # - Trials keep their checkpoints, so that you can look at them; delete the directory when you are done.
 #
 # ## Exercises
@@ -876,8 +884,8 @@ def honest_score(final: np.ndarray, tuned_on: list[int]) -> float:
 # <details>
 # <summary>Solution</summary>
 #
-# The mean is over all seeds, and those that were tuned on are among them. In the example, trial 0 was lucky
-# on seed 0, and the honest score leaves that seed out:
+# The mean is over all seeds, and those that were tuned on are among them. In the example below,
+# trial 0 was lucky on seed 0, and the honest score leaves that seed out:
 #
 # ```python
 # def honest_score(final: np.ndarray, tuned_on: list[int]) -> float:
@@ -930,7 +938,7 @@ def honest_score(final: np.ndarray, tuned_on: list[int]) -> float:
 # <details>
 # <summary>Solution</summary>
 #
-# Without it, nine trials in ten are in the upper decade.
+# Half of them with it, one in eleven without: ten trials in eleven are in the upper decade.
 #
 # ```python
 # low, high = 1e-4, 1e-2
@@ -965,7 +973,7 @@ def honest_score(final: np.ndarray, tuned_on: list[int]) -> float:
 # ```
 # pip install 'rlbook[tune]'
 # rlbook tune dqn --config cartpole --trials 20 --seeds 2 --run-dir runs/tune
-# rlbook tune dqn --config cartpole --trials 20 --seeds 2 --run-dir runs/tune   # goes on; or helps, elsewhere
+# rlbook tune dqn --config cartpole --trials 20 --seeds 2 --run-dir runs/tune  # continue
 # rlbook train --config runs/tune/best.yaml
 # rlbook sweep --config runs/tune/top.yaml --seed 1000 --seeds 5
 # ```
