@@ -14,13 +14,8 @@
 # %% [markdown]
 # # Glossary
 #
-<<<<<<< HEAD
-# The words of the book, each in a sentence or two, with the chapter that explains it.
-# [Notation](notation.ipynb) lists the symbols.
-=======
 # The words of the book, each in a sentence or two, with the chapter that explains it. The symbols
 # are in [Notation](notation.ipynb).
->>>>>>> read_e
 
 # %% [markdown]
 # ## The task
@@ -89,13 +84,8 @@
 #
 # ### Vector environment
 #
-<<<<<<< HEAD
-# Several copies of an environment that step together, so that one forward pass chooses the actions
-# of all. See [Environments](envs.ipynb).
-=======
 # Several environments that step together, so that one forward pass serves them all. See
 # [Environments](envs.ipynb#vector-environments).
->>>>>>> read_e
 
 # %% [markdown]
 # ## Values and targets
@@ -147,13 +137,8 @@
 #
 # ### Target network
 #
-<<<<<<< HEAD
-# A copy of the network that follows it slowly. The targets are computed with it, so that they move
-# slowly too. See [DQN](dqn.ipynb).
-=======
 # A copy of the Q-network that follows it slowly and makes the targets, so that the targets change
 # slowly, too. See [DQN](dqn.ipynb#the-target-network).
->>>>>>> read_e
 #
 # ### Double DQN
 #
@@ -162,13 +147,8 @@
 #
 # ### Overestimation
 #
-<<<<<<< HEAD
-# The maximum of noisy values is too high on average, and so are the targets made from it. See
-# [DQN](dqn.ipynb).
-=======
 # The maximum of noisy values is too high on average, and targets made from it pass the error on.
 # See [DQN](dqn.ipynb#the-target).
->>>>>>> read_e
 #
 # ### Off-policy
 #

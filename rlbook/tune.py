@@ -82,7 +82,7 @@ from rlbook.sweep import (
 )
 
 
-# %% book/tune.py · Where to look
+# %% book/tune.py · The search space
 @dataclass(frozen=True)
 class Dimension:
     """One setting to be searched: a range, or a list of choices."""
@@ -166,7 +166,7 @@ def find_space(algo: str, file: str | os.PathLike[str] | None = None) -> dict[st
     return read_settings(path)
 
 
-# %% book/tune.py · Who is at work on what
+# %% book/tune.py · A study that processes share
 def import_optuna() -> Any:
     """Import Optuna, or say how to get it."""
     try:
@@ -501,7 +501,7 @@ def begin(attempt: Attempt, study: Study, runner: Runner, say: Callable[[str], N
     return runner.start(attempt.items[0])
 
 
-# %% book/tune.py · What is left
+# %% book/tune.py · What a search writes
 def importance(study: Study) -> dict[str, float]:
     """Return what share of the scores' variation each setting explains; nothing if unknown."""
     optuna = study.optuna
