@@ -1187,8 +1187,8 @@ print(made_by(parts))
 #
 # With $\lambda = 0.95$, the whole algorithm ends at an IQM of 398, but the seeds differ widely, from 97 to 482: 30,000
 # steps are too few, and the first figure shows what 100,000 bring. **Several environments** made no difference to
-# the return that five seeds could show. One environment, with rollouts of the same 512 steps, ends no worse; it only takes
-# two to three times as long, since each of its steps is a forward pass of its own.
+# the return that five seeds could show. One environment, with rollouts of the same 512 steps, ends no worse, but each of
+# its steps is a forward pass of its own.
 #
 # ## Beside Stable-Baselines3
 #

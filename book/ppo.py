@@ -601,6 +601,7 @@ left.legend()
 right.plot(*run.curve("clip_fraction"), color=COLORS["ppo"], label="clip fraction")
 right.plot(*run.curve("approximate_kl"), "--", color=COLORS["ppo"], label="approximate KL")
 label_curves(right, ylabel="")
+right.set_yscale("log")
 right.legend()
 plt.show()
 

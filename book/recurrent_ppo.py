@@ -591,7 +591,15 @@ assert np.allclose(found, 10, atol=1)
 # ## A live run: the T-maze
 #
 # A cue at the start of a corridor says which turn pays 1 at its end, ten steps later. PPO and
-# recurrent PPO have the same settings, except for those of the LSTM:
+# recurrent PPO have the same settings, except for those of the LSTM. This is what the shipped
+# settings change from the defaults, for this task and for the next:
+
+# %% tags=["hide-input"]
+for name in ("tmaze", "masked_cartpole"):
+    print(name)
+    for setting, value in RecurrentPPO.from_config(name).config:
+        if value != getattr(RecurrentPPOConfig(), setting):
+            print(f"  {setting}: {value}")
 
 # %%
 began = time.process_time()
@@ -605,7 +613,7 @@ rival = train(PPO(**MAZE, **same, seed=0))
 success = {"recurrent PPO": agent.evaluate(40).mean, "PPO": rival.agent.evaluate(40).mean}
 print(f"{time.process_time() - began:.0f} seconds of one core for both;",
       ", ".join(f"{name} turns the right way in {share:.0%}" for name, share in success.items()))
-assert success["recurrent PPO"] > 0.95 and success["PPO"] < 0.9
+assert success["recurrent PPO"] > 0.95 and success["PPO"] < 0.8
 
 # %% tags=["hide-input"]
 figure, ax = plt.subplots(figsize=(7, 2.8))
@@ -774,7 +782,7 @@ plt.show()
 print(made_by(long))
 final = long["runs"]["recurrent_ppo"]["final"]
 print("last evaluation of each seed:", *(round(score) for score in final), f" mean {np.mean(final):.0f}")
-assert np.mean(final) >= 450
+assert min(final) >= 450
 
 # %% [markdown]
 # ## Honest edges
