@@ -292,8 +292,8 @@ assert encoder(images[:5]).shape == (5, 32 * 3 * 3)  # 24 -> 11 -> 5 -> 3 pixels
 # %% [markdown]
 # **Actor and critic** are two heads on the *encoding*, the output of the encoder. Each begins with
 # a *trunk* of its own: a linear layer, LayerNorm and tanh, which map the encoding to a few features
-# in $(-1, 1)$, whatever its scale. An encoding that is a thousand times as large gives the same
-# features.
+# in $(-1, 1)$, whatever its scale. But for the bias of the linear layer, an encoding that is a
+# thousand times as large gives the same features.
 
 # %%
 #| export
@@ -400,6 +400,9 @@ assert noisy.item() == 1.0 and action.grad.item() == 1.0  # clamped, and yet wit
 #   + \underbrace{\gamma^n}_{\texttt{discount}} (1 - \texttt{terminated})
 #   \min_i Q^-_i\bigl(f(s_{t+n}), a'\bigr), \qquad
 #   a' = \tanh \pi\bigl(f(s_{t+n})\bigr) + \operatorname{clip}(\text{noise})$$
+#
+# The first reward belongs to $a_t$, which $Q$ is given; the others come from later actions of an
+# older policy. Nothing corrects for that, so $n$ is kept small.
 #
 # The loss is the mean squared TD error, summed over the critics:
 # $L_Q = \sum_i \operatorname{mean} \bigl(Q_i(f(s_t), a_t) - y\bigr)^2$. There is no target encoder:
@@ -865,8 +868,8 @@ assert shifted_end["loss"] > plain_end["loss"]  # fits worse, acts better
 
 # %% [markdown]
 # Read both panels together. **The agent without shifts fits its replay better, and acts worse.** Its
-# critic loss ends lower, as the loss of the first network did in the problem section: exactly the
-# same images come back, so it can learn them by heart. (The two agents have stored different steps
+# critic loss ends lower, as the error of the first network did on its own images: exactly the same
+# images come back, so it can learn them by heart. (The two agents have stored different steps
 # and have different targets, so do not compare the losses alone.)
 #
 # This is one seed. Here are ten, at the shipped 6,000 steps, mean and 95 % interval:

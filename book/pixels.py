@@ -565,14 +565,16 @@ check_stacks(before, after, channels=1)
 # stored transition still needs it. Then the buffer drops its oldest transitions early: `size` counts
 # those that still have all their frames.
 #
-# Is the oldest stored transition always the one with the oldest frame? Almost. A transition is stored
-# when its $n$-step return is complete. At the end of an episode several are complete at once, while those
-# of another environment wait for up to $n$ steps. So one that is stored later may need an older
-# frame. How much older? It waited up to `n_step` steps, and its stack reaches back by up to
-# `frame_stack` more. In each of these steps every environment writes at most `1 + frame_stack`
-# frames: one for the step, and a stack where an episode starts. Environments times frames times
-# steps is the *slack*. Transitions are dropped that many frames early, and the circular buffer of
-# frames is that much larger. (It also has room for one first frame of each environment.)
+# Is the oldest stored transition always the one with the oldest frame? Almost. An $n$-step
+# transition leads from $s_t$ to $s_{t+n}$ and sums the $n$ discounted rewards on the way, so it is
+# stored only when the last of them is there. At the end of an episode several are complete at
+# once, while those of another environment wait for up to $n$ steps. So one that is stored later
+# may need an older frame. How much older? From the first frame of a transition until the
+# transition is stored, at most `n_step + frame_stack` steps pass. In each of them every
+# environment writes at most `1 + frame_stack` frames: one for the step, and a stack where an
+# episode starts. Environments times frames times steps is the *slack*. Transitions are dropped
+# that many frames early, and the circular buffer of frames is that much larger. (It also has room
+# for one first frame of each environment.)
 #
 # By hand: two environments, stacks of three and three-step returns make
 # $2 \cdot (1 + 3) \cdot (3 + 3) = 48$ frames.

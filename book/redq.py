@@ -379,7 +379,9 @@ assert at_seen < np.median(spread)
 # %% [markdown]
 # ## What each part buys
 #
-# How much of what the first figure shows is due to the ensemble? Take one part away at a time:
+# How much of what the first figure shows is due to the ensemble? REDQ makes ten updates of the
+# critics for each step here, and every second one updates the actor as well. Take one part away at
+# a time:
 #
 # | name | what is left | what is gone |
 # |---|---|---|

@@ -941,9 +941,9 @@ assert abs(best) < 1  # the value is highest near the top
 # The first 6,000 steps with one part taken away, five seeds each: SAC in orange, the variant in
 # black, mean and 95 % interval. *No entropy* holds the entropy coefficient at nearly zero, *fixed
 # temperature* holds it at 0.2. *One critic* has no minimum to take. *No target critics* copies the
-# critics after every update (`tau: 1`). *No replay* has a buffer of 128 transitions, one batch. Below
-# are the last evaluations of the seeds, their interquartile mean (IQM) and its interval, as
-# [sweeps](sweep.ipynb) explains them.
+# critics after every update (`tau: 1`). *No replay* has a buffer of 128 transitions, one batch.
+# Below are the last evaluations of the seeds, their interquartile mean (IQM, the mean of the
+# middle half) and its interval, as [sweeps](sweep.ipynb) explains them.
 
 # %%
 ablations = load_result(RESULTS / "sac_ablations.json")
@@ -957,8 +957,9 @@ print(made_by(ablations))
 #   learn slowly and unsteadily, and end between −1190 and −245.
 # - **Entropy, the learned coefficient and the second critic make no difference here that five seeds
 #   could show**: −147 without entropy, −147 with a fixed coefficient, −186 with one critic, within
-#   intervals that overlap. A coefficient of 0.2 works as well as a learned one, but you have to know it
-#   beforehand.
+#   intervals that overlap. Without the bonus the policy still samples its actions and starts wide,
+#   so it explores at first. A coefficient of 0.2 works as well as a learned one, but you have to
+#   know it beforehand.
 #
 # By 6,000 steps most variants have solved Pendulum. For each seed, all variants are evaluated on
 # the same twenty starts, so the dots of these variants are at nearly the same places.
