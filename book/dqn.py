@@ -254,11 +254,12 @@ assert torch.equal(scaled(obs), plain(obs * torch.tensor([1.0, 1.0, 8.0, 1.0])))
 # `reward` is that sum, `discount` is $\gamma^k$ for the $k \le n$ steps that were taken, and $s'$ is the
 # state after them. With $n = 1$ it is the formula above.
 #
-# **Double DQN.** The maximum is optimistic. Say that both true values are 0 and the guesses are +1 and
-# −1 by chance: the maximum is +1, too high. This is called overestimation. Double DQN splits the work
-# in two: the Q-network chooses the action, the target network says what it is worth. The two networks
-# differ, since one is older, so a value that is too high by chance in one is often less so in the
-# other. This reduces the overestimation; it does not remove it.
+# **Double DQN.** The maximum is optimistic. Say that both true values are 0, and that each guess
+# is +1 or −1 by chance. In three cases of four the maximum is +1, so it is 0.5 on average, too
+# high. This is called overestimation. Double DQN splits the work in two: the Q-network chooses
+# the action, the target network says what it is worth. The two networks differ, since one is
+# older, so a value that is too high by chance in one is often less so in the other. This reduces
+# the overestimation; it does not remove it.
 #
 # By hand: reward 1, discount 0.9, values (5, 2) of the target network and (0, 3) of the Q-network. Plain
 # DQN takes the maximum 5, so $y = 1 + 0.9 \cdot 5 = 5.5$. Double DQN chooses the second action, because 3
@@ -300,12 +301,12 @@ assert torch.allclose(double_target, torch.tensor([2.8, 1.0]))
 #
 # $$L(\theta) = \frac{1}{B} \sum_{i=1}^{B} \bigl(Q_\theta(s_i, a_i) - y_i\bigr)^2,$$
 #
-# where $y$ is treated as a constant: no gradient flows through it. Otherwise the network could lower
-# the loss by pulling the target down to the prediction, and only the prediction should move. The loss
-# is a pure function of tensors: no network, no agent, nothing that you cannot type by hand. It also
-# checks shapes, because one bug is common and costly. If one vector has the shape (batch, 1) and
-# another (batch,), PyTorch broadcasts their difference to (batch, batch), and the mean of that is a
-# number that looks like a loss:
+# where $y$ is treated as a constant: no gradient flows through it. Otherwise a network that makes
+# its own targets could lower the loss by moving the target to the prediction, and only the
+# prediction should move. The loss is a pure function of tensors: no network, no agent, nothing
+# that you cannot type by hand. It also checks shapes, because one bug is common and costly. If
+# one vector has the shape (batch, 1) and another (batch,), PyTorch broadcasts their difference to
+# (batch, batch), and the mean of that is a number that looks like a loss:
 
 # %%
 q_column, y = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([1.0, 2.0, 3.0])
@@ -369,11 +370,11 @@ assert huber.item() == 1.0
 # %% [markdown]
 # ## The target network
 #
-# If the network that you train also makes its own targets, every update moves the targets too. Say
-# that $Q(s, a) = 5$ has the target 6. The update lifts $Q(s, a)$ towards 6, and with it the values
-# of similar states, $s'$ among them. Now the target may be 7: it moves away as fast as you approach
-# it. So the targets come from a copy that follows slowly. Every `target_update_interval` updates,
-# it moves by
+# If the network that you train also makes its own targets, every update moves the targets too.
+# Say that $Q(s, a) = 5$ has the target 6. The update lifts $Q(s, a)$ towards 6, and with it the
+# values of similar states, $s'$ among them. Now the target may be 7: it moves away as fast as you
+# approach it. So the targets come from a copy that follows slowly. Every `target_update_interval`
+# updates, it moves the fraction $\tau$ of the way to the network:
 #
 # $$\theta^- \leftarrow (1 - \tau)\,\theta^- + \tau\,\theta$$
 #
@@ -895,7 +896,7 @@ print(made_by(ablations))
 # scaled angle** only one of five ends at 500.
 #
 # Taking **the target network** away costs almost nothing here: all five seeds end above 490. A
-# likely reason: an error in the values enters the next target with the weight
+# likely reason: with 10-step returns an error in the values enters the next target with the weight
 # $\gamma^{10} \approx 0.90$, against 0.99 with 1-step returns, so it dies out ten times faster.
 # With 1-step returns the target network matters, as you will see in Exercise 1. **Double and the
 # falling learning rate make no difference that can be seen here**: without them every seed still
@@ -909,7 +910,7 @@ print(made_by(ablations))
 # | Mnih et al. 2015 | here | why |
 # |---|---|---|
 # | screens, a convolutional network | vectors, two hidden layers | a laptop without a GPU |
-# | 1-step targets, plain maximum | 10-step targets and Double in the shipped settings | with these settings 1-step targets learn CartPole and then forget it |
+# | 1-step targets, plain maximum | 10-step targets and Double in the shipped settings | with these settings 1-step targets learn CartPole and then forget it, at least for a while |
 # | copies the target every 10,000 updates | Polyak averaging, $\tau = 0.02$ | smoother; the interval is a setting |
 # | RMSProp, errors clipped to ±1 | Adam, squared error | today's default; Huber is a setting |
 # | ε from 1 to 0.1 in 1,000,000 frames | 1 to 0.1 in 25,000 steps | a smaller task |

@@ -140,11 +140,13 @@ assert nearest("CartPool-v1", ["CartPole-v1", "Acrobot-v1"]) == " Did you mean '
 assert nearest("Pong", ["CartPole-v1", "Acrobot-v1"]) == ""
 
 # %% [markdown]
-# `make_env` makes an environment from an id and its keywords. An id may start with a module, as in
-# `my_envs:Grid-v0`. Then that module is imported first, so that Gymnasium gets to know its environments. What
-# follows the colon may also be a class or a function of the module: `my_envs:make_grid` is called to make one,
-# with all the wrappers that you like. Whatever goes wrong becomes a `ValueError` that says what
-# to do; you can skip the branches, which only choose the message.
+# `make_env` makes an environment from an id and its keywords. An id may start with a module, as
+# in `my_envs:Grid-v0`. Then that module is imported first, so that Gymnasium gets to know its
+# environments. What follows the colon may also be a class or a function of the module:
+# `my_envs:make_grid` is called to make one. It may put *wrappers* around it: a wrapper is an
+# environment that contains another one, and changes what goes in or comes out. Whatever goes
+# wrong becomes a `ValueError` that says what to do; you can skip the branches, which only choose
+# the message.
 
 # %%
 #| export

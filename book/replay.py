@@ -177,10 +177,11 @@ plt.show()
 
 # %% [markdown]
 # A batch of 32 neighbours is worth about 3 independent steps; 32 random draws are worth 32, up to
-# chance. That is the first reason for replay. The second is that each step is used many times, and
-# steps in an environment are often what costs most. Old steps may be used because Q-learning is
-# off-policy ([Basics](basics.ipynb)): its target does not depend on the policy that took the step.
-# SARSA could not learn from them.
+# chance. That is the first reason for replay. The second is that a batch also holds old states,
+# so an update spoils less of what the network knows about them. The third is that each step is
+# used many times, and steps in an environment are often what costs most. Old steps may be used
+# because Q-learning is off-policy ([Basics](basics.ipynb)): its target does not depend on the
+# policy that took the step. SARSA could not learn from them.
 #
 # ## A transition
 #
@@ -462,7 +463,8 @@ assert batch.reward[0] == 5  # the same memory
 # adds the discounted reward to every window and replaces its next observation by the newest one. Then
 # it opens a window for the new step. A window is complete after $n$ steps, or when its episode ends,
 # and a copy of it is returned once. Windows that were already returned change too, but nobody reads
-# them.
+# them. `drop` is for an episode that stops without a flag, because the agent goes on in other
+# environments: its open windows must not go on with the rewards of the next episode.
 
 # %%
 #| export
