@@ -256,7 +256,8 @@ assert torch.equal(scaled(obs), plain(obs * torch.tensor([1.0, 1.0, 8.0, 1.0])))
 #
 # **Double DQN.** The maximum is optimistic. Say that both true values are 0, and that each guess
 # is +1 or −1 by chance. In three cases of four the maximum is +1, so it is 0.5 on average, too
-# high. This is called overestimation. Double DQN splits the work in two: the Q-network chooses
+# high. This is called overestimation, and bootstrapping passes it on: the target of one state is
+# made from the value of the next. Double DQN splits the work in two: the Q-network chooses
 # the action, the target network says what it is worth. The two networks differ, since one is
 # older, so a value that is too high by chance in one is often less so in the other. This reduces
 # the overestimation; it does not remove it.
@@ -701,7 +702,7 @@ class DQN(Agent):
             terminated=transition.terminated,
             discount=self.config.gamma,
         )
-        self.n_step.drop(transition.episode_start)  # `learn` called again starts new episodes
+        self.n_step.drop(transition.episode_start)  # `learn` may start new episodes
         self.replay.add(self.n_step.add(step, transition.truncated))
 
     def sample(self) -> Batch:

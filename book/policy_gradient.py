@@ -632,7 +632,7 @@ class RolloutBuffer:
         if self.full:
             raise ValueError("The rollout is full: learn from it and clear it before you go on.")
         t = self.size
-        if t > 0:  # `learn` called again starts new episodes without an end of the old ones
+        if t > 0:  # `learn` may start new episodes without an end of the old ones
             self.ended[t - 1] |= transition.episode_start
         self.obs[t], self.next_obs[t] = transition.obs, transition.next_obs
         self.action[t], self.reward[t] = action, reward

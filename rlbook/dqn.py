@@ -267,7 +267,7 @@ class DQN(Agent):
             terminated=transition.terminated,
             discount=self.config.gamma,
         )
-        self.n_step.drop(transition.episode_start)  # `learn` called again starts new episodes
+        self.n_step.drop(transition.episode_start)  # `learn` may start new episodes
         self.replay.add(self.n_step.add(step, transition.truncated))
 
     def sample(self) -> Batch:
