@@ -787,6 +787,8 @@ assert min(final) >= 450
 # %% [markdown]
 # ## Honest edges
 #
+# *sb3-contrib* is an extension of Stable-Baselines3 and has a recurrent PPO, too.
+#
 # | elsewhere | here | why |
 # |---|---|---|
 # | one LSTM for policy and value network (A3C, OpenAI Five) | two | as in sb3-contrib; the value loss cannot disturb the policy |
@@ -800,9 +802,10 @@ assert min(final) >= 450
 # - **Gradients reach back `sequence_length` steps at most.** What must be kept for longer is
 #   learned only by luck, as the pieces of 8 above show.
 # - `compile` is refused: PyTorch cannot compile an LSTM as a whole.
-# - sb3-contrib 2.9.2 at the settings of the RL Zoo reached 500, 202 (normalised observations), 177
-#   and 236 (not normalised) on masked CartPole after 100,000 steps, one seed each, measured on the
-#   same machine. The settings here are others, so this compares settings, not implementations.
+# - sb3-contrib 2.9.2 at the settings of the RL Zoo reached 500 and 202 with normalised
+#   observations, 177 and 236 without, on masked CartPole after 100,000 steps. Each number is one
+#   seed, measured on the same machine. The settings here are others, so this compares settings,
+#   not implementations.
 #
 # ## Exercises
 #

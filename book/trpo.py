@@ -167,8 +167,9 @@ for sigma, distance in ((1.0, 0.005), (0.1, 0.5)):
 # %% [markdown]
 # ## What would the new policy get?
 #
-# You know the other half from [PPO](ppo.ipynb): weigh the advantages of the old policy's actions
-# by the probability ratio. TRPO calls it the *surrogate objective*, and leaves it unclipped:
+# You know from [PPO](ppo.ipynb) what to maximise: the advantages of the old policy's actions,
+# weighed by the probability ratio. TRPO calls their mean the *surrogate objective*, and leaves it
+# unclipped:
 #
 # $$L(\theta) = \operatorname{mean}\Bigl[\frac{\pi_\theta(a_t \mid s_t)}{\pi_{\text{old}}(a_t \mid s_t)}\, \hat A_t\Bigr]$$
 #
@@ -657,7 +658,7 @@ plt.show()
 
 # %% [markdown]
 # One iteration is the plain gradient, stretched to the bound. With damping, the natural gradient
-# gets more out of the same distance, and three iterations bring most of it. With hardly any, the
+# gains more within the same bound, and three iterations bring most of it. With hardly any, the
 # gain goes up and down with the number of iterations. A likely reason: the solution relies on
 # directions about which the batch says almost nothing, the bowl is a bad approximation there, and
 # the line search has to shorten the step.
@@ -779,10 +780,11 @@ print(made_by(parts))
 #
 # ## Beside sb3-contrib
 #
-# Does another implementation, at the same settings, learn as fast? `bench/parity.py` trains ours and that of
-# sb3-contrib with rollouts of 1,024 steps of two environments, a damping of 0.001 and 20 epochs for the values. Both
-# have ten seeds and play the same evaluation episodes at the same steps. A test gives both the same weights and the
-# same rollout: the steps of their policies agree to four digits.
+# Does another implementation, at the same settings, learn as fast? `bench/parity.py` trains ours
+# and that of sb3-contrib, an extension of Stable-Baselines3, with rollouts of 1,024 steps of two
+# environments, a damping of 0.001 and 20 epochs for the values. Both have ten seeds and play the
+# same evaluation episodes at the same steps. A test gives both the same weights and the same
+# rollout: the steps of their policies agree to four digits.
 
 # %% tags=["hide-input"]
 parity = load_result("results/parity_trpo.json")
