@@ -567,7 +567,7 @@ def compare(name: str, seeds: int, run_dir: Path, out: Path, variants: bool = Fa
             curves[who].append(stored_run(path, settings, lambda: work(seed)))  # noqa: B023
         result = collect(task, command, seed + 1, curves)
         told = "{:+.1f}, 95 % bootstrap interval {:+.1f} to {:+.1f}".format(*result["difference"])
-        print(f"{name}, {seed + 1} seeds: difference of the mean areas {told}", flush=True)
+        print(f"{name}, {seed + 1} seeds: difference of the mean heights {told}", flush=True)
     write_result(out, result)
 
 

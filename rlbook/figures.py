@@ -446,7 +446,7 @@ def plot_parity(ax: Axes, result: dict[str, Any]) -> None:
     for (name, run), color in zip(list(result["runs"].items())[:2], colors, strict=True):
         plot_band(ax, np.array(run["steps"]), np.array(run["returns"]), name, color)
     difference, low, high = (f"{x:+.1f}".replace("-", "−") for x in result["difference"])
-    facts = f"difference of the mean areas {difference}, 95 % interval {low} to {high}"
+    facts = f"difference of the mean heights {difference}, 95 % interval {low} to {high}"
     label_curves(ax, title=f"{result['env_id']}: {facts}")
     ax.legend(loc="lower right")
 
