@@ -550,7 +550,7 @@ for name, clip_range in (("the ratio alone", 1e6), ("PPO", 0.2)):
     curves[name] = steps_on_one_rollout(careful)
 moved = {name: curve[-1] for name, (_, curve) in curves.items()}
 print(f"KL divergence after {STEPS} steps:", {name: round(kl, 4) for name, kl in moved.items()})
-assert moved["PPO"] < min(moved["the ratio alone"], moved["A2C"]) / 10
+assert moved["PPO"] < moved["the ratio alone"] / 50 and moved["the ratio alone"] < moved["A2C"]
 
 # %% tags=["hide-input"]
 figure, axes = plt.subplots(1, 2, figsize=(8, 2.8))
@@ -565,8 +565,9 @@ axes[0].legend()
 plt.show()
 
 # %% [markdown]
-# The ratio alone slows the policy down a little: a bad action that has become unlikely has hardly
-# any weight left. Clipping makes the difference. It does not hold the policy in a fixed range: an action whose own gradient is zero still
+# With the ratio alone the policy still moves far: it only helps that a bad action that has become
+# unlikely has hardly any weight left. Clipping makes the difference. It does not hold the policy
+# in a fixed range: an action whose own gradient is zero still
 # becomes more or less likely when the gradients of other actions change the network. But the
 # objective gains nothing from going on, so the policy moves far less than with A2C's loss.
 #
