@@ -35,6 +35,7 @@ from rlbook.agent import Agent, algorithms, torch_for_learning
 from rlbook.dqn import MLP
 from rlbook.r2d2 import SumTree
 from rlbook.replay import ReplayBuffer
+from rlbook.run import Run
 from rlbook.sac import Critics
 from rlbook.sweep import versions, write_result
 
@@ -69,6 +70,21 @@ def updates(agent: Agent, count: int = 1) -> Work:
     return run
 
 
+def training(agent: Agent, steps: int) -> Work:
+    """Return the work of training for so many more steps, in one run.
+
+    `learn` called again and again would also measure how it comes back to the episodes under way.
+    """
+    run = Run(agent, None, progress=False, until=NEVER)
+
+    def go_on() -> None:
+        with torch_for_learning(1):
+            for _ in range(steps // agent.config.num_envs):
+                run.step()
+
+    return go_on
+
+
 # What an update is made of ------------------------------------------------------------------------
 
 LARGE = {"hidden": (512, 512), "batch_size": 256}
@@ -86,7 +102,7 @@ def measure_parts(rounds: int) -> dict[str, Any]:
             if "large" in name:
                 steps //= 4
             with on_the_stopwatch(agent) as watch:
-                agent.learn(steps, progress=False)
+                training(agent, steps)()
             made = agent.updates - before
             runs[name].append({kind: spent / made for kind, spent in watch.spent.items()})
     found: dict[str, Any] = {}
@@ -110,7 +126,7 @@ def measure_dqn(rounds: int) -> dict[str, Any]:
     for name in ("eager", "compiled"):
         ours = our_dqn(name == "compiled")
         ours.learn(2 * DQN_STARTS, progress=False)
-        works[name] = partial(ours.learn, steps, progress=False)
+        works[name] = training(ours, steps)
     for name, library in LIBRARIES.items():
         theirs = their_dqn(library)
         theirs.learn(2 * DQN_STARTS)
@@ -128,7 +144,7 @@ def measure_sac(rounds: int, hidden: tuple[int, ...], batch: int, training: bool
     for name in ("eager", "compiled"):
         ours = our_sac(hidden, batch, name == "compiled")
         ours.learn(2 * batch, progress=False)
-        train = partial(ours.learn, count, progress=False)
+        train = training(ours, count)
         works[name] = train if training else updates(ours, count)
     for name, library in LIBRARIES.items():
         theirs = their_sac(library, hidden, batch)
@@ -160,7 +176,7 @@ def measure_ppo(rounds: int) -> dict[str, Any]:
     for name in ("eager", "compiled"):
         ours = our_ppo(name == "compiled")
         ours.learn(2 * rollout, progress=False)
-        works[name] = partial(ours.learn, steps, progress=False)
+        works[name] = training(ours, steps)
     for name, library in LIBRARIES.items():
         theirs = their_ppo(library)
         theirs.learn(2 * rollout)
@@ -394,7 +410,7 @@ def collecting_work(num_envs: int) -> Work:
     """Return 120 environment steps of DQN without an update."""
     agent = make_agent("dqn", num_envs=num_envs)
     agent.config = agent.config.replace(learning_starts=NEVER)
-    return partial(agent.learn, 120, progress=False)
+    return training(agent, 120)
 
 
 def measure_growth(rounds: int) -> dict[str, Any]:
