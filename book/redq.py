@@ -397,14 +397,12 @@ assert at_seen < np.median(spread)
 # %%
 draw_parts(plt.figure(), stored, columns=5)
 print(made_by(stored))
-for name, row in stored["runs"].items():
-    print(f"{name:>20}: {np.mean(row['seconds']):4.0f} s a run")
 
 # %% [markdown]
 # It is the updates that help. With ten for each step every seed of REDQ ends above −200, and the IQM is
-# −145. With one, the IQM is −802, and four seeds of five end below −600. The other panels show no
-# difference that five seeds could prove: two critics (−144), a single one in the target, without any
-# minimum (−147), the smallest of all five (−142) and an actor on the minimum (−148) end at the same
+# −144. With one, the IQM is −777, and all five seeds end below −600. The other panels show no
+# difference that five seeds could prove: two critics (−141), a single one in the target, without any
+# minimum (−141), the smallest of all five (−149) and an actor on the minimum (−144) end at the same
 # place within the intervals. A task as small as Pendulum tolerates ten updates for each step without an
 # ensemble, so it says nothing for or against one.
 #
@@ -452,11 +450,12 @@ for name, row in found["measured"].items():
 # the way.
 #
 # The returns say less. An agent that stands for a thousand steps without falling gets about 1,000, the
-# others about 250. At the end one seed of five stands, the same for both agents with twenty updates. It
+# others far less. At the end one seed of five stands, the same for both agents with twenty updates. It
 # makes the two bands wide, and they overlap almost wholly.
 #
-# Where the line beside a figure says rlbook 0.1.0, as here, the updates differed in one thing: critics
-# and actor took their steps together, so the actor's gradient used the critics from before their step.
+# The runs on Hopper, here and below, were made with rlbook 0.1.0, as the lines beside the figures
+# say. Its updates differed in one thing: critics and actor took their steps together, so the
+# actor's gradient used the critics from before their step.
 #
 # ## Hopper
 #
