@@ -843,7 +843,7 @@ for count in counts:
 assert means[1][0] > means[1][1]
 
 # %% [markdown]
-# Tuned on one seed, the five searches name four different winners, and each winner is worse than
+# Tuned on one seed, the five searches name three different winners, and each winner is worse than
 # reported. With more seeds the gap shrinks, though not steadily: these are few variants and few
 # seeds, and with four to tune on a single fresh one is left. Three things help:
 #
