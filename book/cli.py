@@ -564,7 +564,9 @@ def evaluate_command(parser: Parser, arguments: list[str]) -> int:
 # %% [markdown]
 # `predict` reads and writes JSON, so that any other program can use it. An image is too long for a
 # command line, so it may come from a `.npy` file. Such a file can contain a pickle, and reading a
-# pickle can run code ([Checkpoints](checkpoint.ipynb) shows how), so pickles are refused.
+# pickle can run code ([Checkpoints](checkpoint.ipynb) shows how), so pickles are refused. If an
+# agent has a method `q_values`, the answer holds its values, too. It may return an array or a
+# tensor, as an algorithm of your own may.
 
 # %%
 #| export
@@ -602,6 +604,8 @@ def predict_command(parser: Parser, arguments: list[str]) -> int:
     example = "JSON such as [0.1, 0, 0, 0], or a .npy file"
     parser.add_argument("--observation", required=True, metavar="JSON|FILE", help=example)
     options = parser.parse(arguments)
+    import torch
+
     from rlbook.agent import as_batch
 
     observation = read_observation(options.observation)
@@ -611,8 +615,9 @@ def predict_command(parser: Parser, arguments: list[str]) -> int:
     q_values = getattr(agent, "q_values", None)
     if q_values is not None:
         batch, single = as_batch(observation, agent.preprocessing.env_space)
-        values = q_values(agent.preprocessing.prepare(batch))
-        answer["q_values"] = np.asarray(values[0] if single else values, dtype=float).tolist()
+        with torch.no_grad():
+            values = torch.as_tensor(q_values(agent.preprocessing.prepare(batch)))
+        answer["q_values"] = (values[0] if single else values).tolist()
     print(json.dumps(answer))
     return 0
 
