@@ -484,7 +484,7 @@ def resume_command(parser: Parser, arguments: list[str]) -> int:
     from rlbook.run import RunDirectory, resume
 
     directory = RunDirectory.open(options.run)
-    reached = max([int(path.stem.split("_")[1]) for path in directory.checkpoints.paths()] or [0])
+    reached = directory.checkpoints.last_step()
     result = resume(options.run, total_steps)
     if reached and result.agent.global_step == reached:
         print(f"{options.run} was finished already: ask for more steps with --total-steps.")

@@ -463,7 +463,7 @@ while not checkpoints.paths() and process.poll() is None:
     time.sleep(0.05)
 process.send_signal(signal.SIGKILL)
 process.communicate()
-killed_at = int(checkpoints.paths()[-1].stem.removeprefix("step_"))
+killed_at = checkpoints.last_step()
 print("killed; its last checkpoint is at step", f"{killed_at:,}")
 assert killed_at < 24_000
 
