@@ -634,9 +634,9 @@ assert Interface.from_plain(interface.plain()) == interface
 #   exactly as the first would.
 #
 # Only two things are not copied. A compiled method belongs to the networks of one agent, so a copy
-# compiles its own. And a run directory has one writer, so a copy writes nowhere. Pickling turns
-# the tensors into bytes. Otherwise `multiprocessing` would share their memory with the other
-# process, and learning there would change the original.
+# compiles its own. And a run directory has one writer, so a copy writes nowhere, and keeps no best
+# agent there. Pickling turns the tensors into bytes. Otherwise `multiprocessing` would share their
+# memory with the other process, and learning there would change the original.
 
 # %%
 #| export
@@ -830,7 +830,8 @@ class Agent(ABC):
     def copied(self) -> dict[str, Any]:
         """Return what a copy holds: all but compiled methods and the run directory."""
         own = {name: part for name, part in vars(self).items() if name not in self.compiled}
-        return own | {"directory": None, "config": self.config.replace(run_dir=None)}
+        config = self.config.replace(run_dir=None, keep_best=False)
+        return own | {"directory": None, "config": config}
 
     def become(self, state: dict[str, Any]) -> None:
         """Take over what `copied` returned."""
@@ -974,7 +975,7 @@ def restore(
         raise CheckpointError(f"{source} is not an rlbook checkpoint.") from error
     found = find_algorithm(content["algo"])
     agent_class = wanted if issubclass(wanted, found) and wanted.name == found.name else found
-    settings = {**content["config"], "device": device, "run_dir": None}
+    settings = {**content["config"], "device": device, "run_dir": None, "keep_best": False}
     config = make_config(agent_class.config_class, settings)
     agent = agent_class(config=config, interface=interface)
     try:

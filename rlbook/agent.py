@@ -524,7 +524,8 @@ class Agent(ABC):
     def copied(self) -> dict[str, Any]:
         """Return what a copy holds: all but compiled methods and the run directory."""
         own = {name: part for name, part in vars(self).items() if name not in self.compiled}
-        return own | {"directory": None, "config": self.config.replace(run_dir=None)}
+        config = self.config.replace(run_dir=None, keep_best=False)
+        return own | {"directory": None, "config": config}
 
     def become(self, state: dict[str, Any]) -> None:
         """Take over what `copied` returned."""
@@ -557,7 +558,7 @@ def restore(
         raise CheckpointError(f"{source} is not an rlbook checkpoint.") from error
     found = find_algorithm(content["algo"])
     agent_class = wanted if issubclass(wanted, found) and wanted.name == found.name else found
-    settings = {**content["config"], "device": device, "run_dir": None}
+    settings = {**content["config"], "device": device, "run_dir": None, "keep_best": False}
     config = make_config(agent_class.config_class, settings)
     agent = agent_class(config=config, interface=interface)
     try:

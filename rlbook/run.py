@@ -565,13 +565,13 @@ class Run:
     ) -> None:
         self.agent, self.directory, self.config = agent, directory, agent.config
         self.until = until or agent.config.total_steps  # the step at which it ends
+        self.callbacks = [*make_callbacks(agent.config), *callbacks]
         self.collector = Collector(agent)
         self.logger = Logger(directory, agent.config.tensorboard)
         self.evaluator = Evaluator(agent.config)
         self.label = f"{agent.name}, seed {agent.config.seed}"  # of several runs side by side
         self.shows_progress = progress
         self.progress = Progress(self.label, 0, self.until, enabled=False)  # until `train` begins
-        self.callbacks = [*make_callbacks(agent.config), *callbacks]
         self.stopped: str | None = None  # why a callback ended the run
         self.compiling = agent.config.compile  # until the first update is done
         self.caught: list[int] = []  # signals
