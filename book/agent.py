@@ -34,54 +34,6 @@
 # | Next | [The run](run.ipynb) holds the loop that calls all this |
 
 # %% tags=["hide-input"]
-import math
-
-from matplotlib import pyplot as plt
-from matplotlib.patches import FancyBboxPatch
-
-from rlbook.figures import COLORS, use_style
-
-use_style()
-
-# %% tags=["hide-input"]
-figure, ax = plt.subplots(figsize=(7.5, 3.4))
-boxes = {
-    "environments": (0.1, 1.1, COLORS["reference"]),
-    "loop": (2.6, 1.1, COLORS["reference"]),
-    "agent": (5.1, 1.1, COLORS["dqn"]),
-    "buffer": (7.6, 2.1, COLORS["drqn"]),
-    "networks": (7.6, 0.1, COLORS["sac"]),
-}
-for text, (x, y, color) in boxes.items():
-    ax.add_patch(
-        FancyBboxPatch((x, y), 1.4, 0.8, boxstyle="round,pad=0.08", facecolor="white", edgecolor=color)
-    )
-    ax.text(x + 0.7, y + 0.4, text, ha="center", va="center", color=color)
-arrows = [
-    ((2.5, 1.75), (1.6, 1.75), "actions"),
-    ((1.6, 1.25), (2.5, 1.25), "steps"),
-    ((5.0, 1.75), (4.1, 1.75), "act"),
-    ((4.1, 1.25), (5.0, 1.25), "observe"),
-    ((6.6, 1.8), (7.5, 2.4), "transitions"),
-    ((7.5, 0.6), (6.6, 1.2), "values"),
-    ((8.3, 2.0), (8.3, 1.0), "sample, update"),
-]
-for start, end, text in arrows:
-    ax.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": "black", "lw": 1})
-    middle = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
-    box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
-    above = 0.18 if start[1] == end[1] else 0
-    ax.text(middle[0], middle[1] + above, text, ha="center", va="center", fontsize=8, bbox=box)
-ax.set(xlim=(-0.1, 9.3), ylim=(-0.2, 3.2))
-ax.axis("off")
-plt.show()
-
-# %% [markdown]
-# From left to right: the training loop steps the environments and calls the agent; the agent has
-# networks and (if it learns from replay) a buffer. All that is learned is in the agent. The loop
-# keeps only the episodes under way and the metrics that it has not written yet.
-
-# %% tags=["hide-input"]
 #| export
 import copy
 import functools
@@ -168,7 +120,53 @@ assert averages.q.argmax() == 1 and averages.n[1] > 1_500
 # Every algorithm of the book does these three things, in three methods: `act`, `observe` and
 # `update`. A fourth, `build`, makes its networks and its buffer. Everything else that a user needs
 # (settings, seeds, evaluation, files, a run that survives a kill) is the same for all. This
-# chapter and [The run](run.ipynb) build it once.
+# chapter and [The run](run.ipynb) build it once. This is how its pieces work together:
+
+# %% tags=["hide-input"]
+import math
+
+from matplotlib import pyplot as plt
+from matplotlib.patches import FancyBboxPatch
+
+from rlbook.figures import COLORS, use_style
+
+use_style()
+figure, ax = plt.subplots(figsize=(7.5, 3.4))
+boxes = {
+    "environments": (0.1, 1.1, COLORS["reference"]),
+    "loop": (2.6, 1.1, COLORS["reference"]),
+    "agent": (5.1, 1.1, COLORS["dqn"]),
+    "buffer": (7.6, 2.1, COLORS["drqn"]),
+    "networks": (7.6, 0.1, COLORS["sac"]),
+}
+for text, (x, y, color) in boxes.items():
+    ax.add_patch(
+        FancyBboxPatch((x, y), 1.4, 0.8, boxstyle="round,pad=0.08", facecolor="white", edgecolor=color)
+    )
+    ax.text(x + 0.7, y + 0.4, text, ha="center", va="center", color=color)
+arrows = [
+    ((2.5, 1.75), (1.6, 1.75), "actions"),
+    ((1.6, 1.25), (2.5, 1.25), "steps"),
+    ((5.0, 1.75), (4.1, 1.75), "act"),
+    ((4.1, 1.25), (5.0, 1.25), "observe"),
+    ((6.6, 1.8), (7.5, 2.4), "transitions"),
+    ((7.5, 0.6), (6.6, 1.2), "values"),
+    ((8.3, 2.0), (8.3, 1.0), "sample, update"),
+]
+for start, end, text in arrows:
+    ax.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": "black", "lw": 1})
+    middle = (start[0] + end[0]) / 2, (start[1] + end[1]) / 2
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+    above = 0.18 if start[1] == end[1] else 0
+    ax.text(middle[0], middle[1] + above, text, ha="center", va="center", fontsize=8, bbox=box)
+ax.set(xlim=(-0.1, 9.3), ylim=(-0.2, 3.2))
+ax.axis("off")
+plt.show()
+
+# %% [markdown]
+# From left to right: the training loop steps the environments and calls the agent; the agent has
+# networks and (if it learns from replay) a buffer. All that is learned is in the agent. The loop
+# keeps only the episodes under way and the metrics that it has not written yet.
 #
 # ## What passes between loop and agent
 #
@@ -217,24 +215,17 @@ class UpdateResult:
 #
 # The command line, the loader and the error messages need to know all algorithms. Nobody should
 # have to remember to edit a list, so a class puts itself into the registry when Python defines it
-# (`__init_subclass__` in `Agent` does that). To find all algorithms we import the chapters, in the
-# order of the book.
+# (`__init_subclass__` in `Agent` does that).
 #
-# An algorithm of your own is in a module of yours. It is named `module:name`, as an environment is
-# named `module:Name-v0`, and the module is imported first. Runs and checkpoints store this name,
-# so that another process finds the class. A subclass without a `name` of its own, such as DQN with
-# another network, goes by the name of its class. A class that is defined in a notebook or inside a
+# Under which name? An algorithm of your own is in a module of yours. It is named `module:name`, as
+# an environment is named `module:Name-v0`. Runs and checkpoints store this name, so that another
+# process finds the class. A subclass without a `name` of its own, such as DQN with another
+# network, goes by the name of its class. A class that is defined in a notebook or inside a
 # function cannot be imported, so it keeps its plain name.
 
 # %%
 #| export
 REGISTRY: dict[str, type["Agent"]] = {}  # an agent class puts itself here when it is defined
-
-
-@functools.cache
-def chapter_modules() -> list[str]:
-    """The modules of the book in its order, as the exporter wrote them down."""
-    return (importlib.resources.files("rlbook") / "chapters.txt").read_text().split()
 
 
 def algorithm_name(agent_class: type["Agent"]) -> str:
@@ -243,6 +234,34 @@ def algorithm_name(agent_class: type["Agent"]) -> str:
     if module.startswith(("rlbook.", "__")) or "<locals>" in agent_class.__qualname__:
         return agent_class.name
     return f"{module}:{agent_class.name if own else agent_class.__name__}"
+
+# %% [markdown]
+# By hand: a class with the name `mine` is `mine` in this notebook and `my_things:mine` in the
+# module `my_things`.
+
+
+# %%
+class Mine:
+    """Stands for an algorithm."""
+
+    name = "mine"
+
+
+assert algorithm_name(Mine) == "mine"
+Mine.__module__ = "my_things"  # as if it had been written there
+assert algorithm_name(Mine) == "my_things:mine"
+
+# %% [markdown]
+# To find an algorithm by its name, we import the module that defines it: the chapter of that name,
+# or the module before the colon. To list all algorithms, we import the chapters in the order of
+# the book. If a name is unknown, the error names the nearest one.
+
+# %%
+#| export
+@functools.cache
+def chapter_modules() -> list[str]:
+    """The modules of the book in its order, as the exporter wrote them down."""
+    return (importlib.resources.files("rlbook") / "chapters.txt").read_text().split()
 
 
 def import_module(module: str, wanted: str) -> Any:
@@ -299,6 +318,7 @@ import rlbook.agent
 REGISTRY.update(rlbook.agent.algorithms())  # this notebook's own is still empty
 print("chapters with code:", *chapter_modules())
 print("algorithms:", *algorithms())
+assert find_algorithm("dqn").__name__ == "DQN"
 
 # %% [markdown]
 # ## Does the algorithm fit the environment?
@@ -385,7 +405,28 @@ def seeded_torch(seed: int) -> Iterator[None]:
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed GPUs too
         yield
 
+# %%
+torch.manual_seed(5)
+expected = torch.rand(1)
+torch.manual_seed(5)
+with seeded_torch(1):
+    first = torch.nn.Linear(2, 1).weight
+with seeded_torch(1):
+    second = torch.nn.Linear(2, 1).weight
+assert torch.equal(first, second)  # the same seed, the same weights
+assert torch.equal(torch.rand(1), expected)  # and the global generator never noticed
 
+# %% [markdown]
+# ## Threads and devices
+#
+# Two settings say where and how torch computes. While an agent learns, `torch_for_learning` sets
+# the number of `threads`, and that numbers below $10^{-38}$ are rounded to zero. Adam makes many
+# such *denormal* numbers when a gradient stays zero, and processors are slow with them.
+# `find_device` turns the setting `device` into a device, or into a sentence if the machine has
+# none of that name.
+
+# %%
+#| export
 @contextmanager
 def torch_for_learning(threads: int) -> Iterator[None]:
     """Use `threads` threads and round numbers below 1e-38 to zero inside, as before outside."""
@@ -410,27 +451,11 @@ def find_device(name: str) -> torch.device:
     return device
 
 # %%
-torch.manual_seed(5)
-expected = torch.rand(1)
-torch.manual_seed(5)
-with seeded_torch(1):
-    first = torch.nn.Linear(2, 1).weight
-with seeded_torch(1):
-    second = torch.nn.Linear(2, 1).weight
-assert torch.equal(first, second)  # the same seed, the same weights
-assert torch.equal(torch.rand(1), expected)  # and the global generator never noticed
-
-# %% [markdown]
-# The second context manager sets how torch computes while an agent learns: the number of threads,
-# and that numbers below $10^{-38}$ are rounded to zero. Adam makes many such *denormal* numbers
-# when a gradient stays zero, and processors are slow with them. `find_device` turns the setting
-# `device` into a device, or into a sentence if the machine has none of that name.
-
-# %%
 small = torch.full((1000,), 1e-38)
 with torch_for_learning(1):
     assert torch.all(small / 10 == 0)
 assert torch.all(small / 10 > 0)  # outside, as before
+assert find_device("cpu").type == "cpu"
 
 # %% [markdown]
 # ## One observation or many
@@ -519,20 +544,26 @@ assert not_finite({**sound, "target": [torch.tensor([0.0, math.nan])]}) == "targ
 # Three options are important. `trace_autograd_ops` allows a backward pass inside a compiled
 # function. `fullgraph=True` makes PyTorch raise an error where it cannot compile everything.
 # Without it, PyTorch leaves out what it cannot compile, and gradients can be lost with no message
-# at all. LSTMs are such a case, so recurrent agents list no method. And a program is compiled for
-# one set of settings and shapes: agents with the same ones share it, and `recompile_limit` is the
-# number of programs that one process may have. [Speed](speed.ipynb) measures what compiling gains
-# and costs.
+# at all. LSTMs are such a case, so recurrent agents list no method, and the error says why. And a
+# program is compiled for one set of settings and shapes: agents with the same ones share it, and
+# `recompile_limit` is the number of programs that one process may have. [Speed](speed.ipynb)
+# measures what compiling gains and costs.
 
 # %%
 #| export
+def has_lstm(agent: "Agent") -> bool:
+    """Say whether a network of the agent has an LSTM in it."""
+    parts = [getattr(agent, name) for name in agent.parts]
+    networks = [part for part in parts if isinstance(part, torch.nn.Module)]
+    return any(isinstance(layer, torch.nn.LSTM) for part in networks for layer in part.modules())
+
+
 def compile_methods(agent: "Agent") -> None:
     """Replace the methods that compute gradients by compiled ones."""
     if not agent.compiled:
-        raise ValueError(
-            f"Setting 'compile' is not for {agent.name}: PyTorch cannot compile a backward pass "
-            "through an LSTM. Leave it out."
-        )
+        lstm = "PyTorch cannot compile a backward pass through an LSTM"
+        why = lstm if has_lstm(agent) else "it lists no method in `compiled`"
+        raise ValueError(f"Setting 'compile' is not for {agent.name}: {why}. Leave it out.")
     if not shutil.which(os.environ.get("CXX", "g++")):
         raise ValueError("Setting 'compile' needs a C++ compiler such as g++, and there is none.")
     if torch.__version__ < "2.13":  # compares as versions do
@@ -603,9 +634,9 @@ assert Interface.from_plain(interface.plain()) == interface
 #   exactly as the first would.
 #
 # Only two things are not copied. A compiled method belongs to the networks of one agent, so a copy
-# compiles its own. And a run directory has one writer, so a copy writes nowhere. Pickling turns
-# the tensors into bytes. Otherwise `multiprocessing` would share their memory with the other
-# process, and learning there would change the original.
+# compiles its own. And a run directory has one writer, so a copy writes nowhere, and keeps no best
+# agent there. Pickling turns the tensors into bytes. Otherwise `multiprocessing` would share their
+# memory with the other process, and learning there would change the original.
 
 # %%
 #| export
@@ -799,7 +830,8 @@ class Agent(ABC):
     def copied(self) -> dict[str, Any]:
         """Return what a copy holds: all but compiled methods and the run directory."""
         own = {name: part for name, part in vars(self).items() if name not in self.compiled}
-        return own | {"directory": None, "config": self.config.replace(run_dir=None)}
+        config = self.config.replace(run_dir=None, keep_best=False)
+        return own | {"directory": None, "config": config}
 
     def become(self, state: dict[str, Any]) -> None:
         """Take over what `copied` returned."""
@@ -943,7 +975,7 @@ def restore(
         raise CheckpointError(f"{source} is not an rlbook checkpoint.") from error
     found = find_algorithm(content["algo"])
     agent_class = wanted if issubclass(wanted, found) and wanted.name == found.name else found
-    settings = {**content["config"], "device": device, "run_dir": None}
+    settings = {**content["config"], "device": device, "run_dir": None, "keep_best": False}
     config = make_config(agent_class.config_class, settings)
     agent = agent_class(config=config, interface=interface)
     try:

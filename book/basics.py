@@ -552,9 +552,9 @@ assert (exploring_paid[:, -50:] == 10).mean() > (greedy_paid == 10).mean() + 0.3
 # %% tags=["hide-input"]
 figure, ax = plt.subplots(figsize=(5.4, 2.8))
 for paid, name, color in ((exploring_paid, "explores", GREEN), (greedy_paid, "greedy", GREY)):
-    share = (paid == 10).reshape(20, 30, 10).mean(axis=2)  # (seeds, blocks of ten episodes)
-    plot_band(ax, np.arange(10, 301, 10), share, name, color)
-ax.set(xlabel="episode", ylabel="share of episodes\nthat end at the cheese", ylim=(-0.02, 1.05))
+    fraction = (paid == 10).reshape(20, 30, 10).mean(axis=2)  # (seeds, blocks of ten episodes)
+    plot_band(ax, np.arange(10, 301, 10), fraction, name, color)
+ax.set(xlabel="episode", ylabel="fraction of episodes\nthat end at the cheese", ylim=(-0.02, 1.05))
 ax.legend(loc="center right")
 plt.show()
 print(f"{(greedy_paid[:, -1] == 2).sum()} of 20 greedy mice ate crumbs for ever")

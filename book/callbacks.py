@@ -191,8 +191,8 @@ assert number == 4 and patient.state_dict() == {"best": 3.0, "waited": 2}
 #
 # An agent can get worse again while it learns, so the last agent of a run need not be the best
 # one. `KeepBest` writes the agent to `checkpoints/best.pt` in the run directory whenever an
-# evaluation is better than all before. (A run without a directory keeps nothing.) The file holds
-# no replay buffer, since it is there to act and not to learn on.
+# evaluation is better than all before. The file holds no replay buffer, since it is there to act
+# and not to learn on.
 #
 # Be careful with its score. The best of twenty noisy evaluations is partly luck, so its mean
 # return tends to be too high. Evaluate the kept agent again, on new episodes, before you report a
@@ -228,7 +228,8 @@ class KeepBest(Callback):
 # Each of the three has a setting, and so a flag and a key in YAML: `stop_at_return`,
 # `stop_patience` and `keep_best`. A run that is resumed by `rlbook resume` has them again. Give
 # your own callbacks to `resume(path, callbacks=[...])` again; otherwise the run warns and goes on
-# without them.
+# without them. In Python a run without `run_dir` writes no files, so `keep_best` would keep
+# nothing: that is an error.
 
 # %%
 #| export
@@ -236,6 +237,8 @@ def make_callbacks(config: Config) -> list[Callback]:
     """Make the callbacks that the settings ask for."""
     made: list[Callback] = []
     if config.keep_best:
+        if config.run_dir is None:
+            raise ValueError("Setting 'keep_best' needs a 'run_dir' to keep the best agent in.")
         made.append(KeepBest())
     if config.stop_at_return is not None:
         made.append(StopAtReturn(config.stop_at_return))
@@ -244,21 +247,25 @@ def make_callbacks(config: Config) -> list[Callback]:
     return made
 
 # %%
-asked = make_callbacks(Config(stop_at_return=400, keep_best=True))
+asked = make_callbacks(Config(stop_at_return=400, keep_best=True, run_dir="runs/a"))
 assert [type(each) for each in asked] == [KeepBest, StopAtReturn] and make_callbacks(Config()) == []
+try:
+    make_callbacks(Config(keep_best=True))
+except ValueError as error:
+    print(error)
 
 # %% [markdown]
 # ## One of your own
 #
 # How many of its greedy actions does an agent change between two evaluations? Once its policy has
 # settled, there should be few. This callback keeps a few hundred observations of the training,
-# asks the agent after each evaluation for its greedy actions there, and logs the share that differ
-# from the last time.
+# asks the agent after each evaluation for its greedy actions there, and logs the fraction that
+# differ from the last time.
 
 
 # %%
 class PolicyChange(Callback):
-    """Logs the share of observations at which the greedy action changed since the last evaluation."""
+    """Logs the fraction of observations whose greedy action changed since the last evaluation."""
 
     def __init__(self, size: int = 300) -> None:
         self.size, self.seen, self.before = size, [], None
@@ -290,11 +297,11 @@ curve.plot(best.global_step, scored[1].max(), "*", ms=14, color=COLORS["referenc
 curve.legend()
 label_curves(curve, "greedy episodes")
 change.plot(*result.curve("policy_change"), "o-", color=COLORS["dqn"])
-label_curves(change, "policy change", "share of greedy actions\nthat changed")
+label_curves(change, "policy change", "fraction of greedy actions\nthat changed")
 plt.show()
 
 # %% [markdown]
-# The share is large while the return jumps, and small once the return stays high. `PolicyChange`
+# The fraction is large while the return jumps, and small once the return stays high. `PolicyChange`
 # has no `state_dict` of its own, so a resumed run would collect other observations and log other
 # numbers. (The weights would still be exact.) Exercise 1 repairs that.
 #

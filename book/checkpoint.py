@@ -573,6 +573,11 @@ class CheckpointDirectory:
         """All checkpoints, the oldest first."""
         return sorted(self.directory.glob("step_*.pt"))
 
+    def last_step(self) -> int:
+        """The step of the newest file, or 0 if there is none."""
+        paths = self.paths()
+        return int(paths[-1].stem.removeprefix("step_")) if paths else 0
+
     def save(self, step: int, content: dict[str, Any]) -> Path:
         """Write the checkpoint of a step, then delete all but it and the `keep` - 1 before it."""
         path = self.directory / f"step_{step:012d}.pt"
@@ -605,12 +610,13 @@ class CheckpointDirectory:
 
 # %%
 checkpoints = CheckpointDirectory(folder / "checkpoints", keep=2)
-assert checkpoints.newest() is None
+assert checkpoints.newest() is None and checkpoints.last_step() == 0
 (folder / "checkpoints").mkdir()
 (folder / "checkpoints" / "step_000000000005.pt.4242.tmp").touch()  # left by a kill
 for step in (10, 20, 30):
     checkpoints.save(step, {"step": step})
 assert [int(file.stem[5:]) for file in checkpoints.paths()] == [20, 30]
+assert checkpoints.last_step() == 30
 assert len(list((folder / "checkpoints").iterdir())) == 2  # the temporary file is gone too
 
 # %% [markdown]

@@ -56,6 +56,7 @@ from rlbook.settings import (
     flag_settings,
     gather_settings,
     make_config,
+    read_flag,
     shipped_configs,
 )
 
@@ -228,10 +229,22 @@ class Parser(argparse.ArgumentParser):
     """A parser of arguments that answers a mistake with an exception of one sentence."""
 
     def __init__(self, command: str, **options: Any) -> None:
+        self.flags: list[str] = []  # those that the help shows
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(
             prog=f"rlbook {command}", allow_abbrev=False, formatter_class=formatter, **options
         )
+
+    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
+        """Add an argument, and remember its flags."""
+        if options.get("help") != argparse.SUPPRESS:
+            self.flags += [name for name in names if name.startswith("-")]
+        return super().add_argument(*names, **options)
+
+    def add_settings(self, title: str, config_class: type[Config], names: Sequence[str]) -> None:
+        """Add the flags of some settings, as a group of the help."""
+        add_flags(self.add_argument_group(title), config_class, names)
+        self.flags += [flag_name(name) for name in names]
 
     def error(self, message: str) -> NoReturn:
         """Raise an exception instead of printing the usage and exiting."""
@@ -244,10 +257,9 @@ class Parser(argparse.ArgumentParser):
         for word in unknown:
             if word.startswith("-"):
                 flag = word.partition("=")[0]
-                shown = [a for a in self._actions if a.help != argparse.SUPPRESS]
-                known = [name for action in shown for name in action.option_strings]
                 meant = flag_name(ELSEWHERE.get(flag[2:].replace("-", "_"), ""))
-                hint = f" Did you mean {meant!r}?" if meant in known else nearest(flag, known)
+                known = f" Did you mean {meant!r}?" if meant in self.flags else ""
+                hint = known or nearest(flag, self.flags)
                 raise ValueError(f"`{self.prog}` has no flag {flag!r}.{hint}")
         if unknown:
             raise ValueError(f"`{self.prog}` does not know what to do with {unknown[0]!r}.")
@@ -335,11 +347,12 @@ def list_command(parser: Parser, arguments: list[str]) -> int:
     known = dict(rlbook.ALGORITHMS)
     for module in options.modules:
         known |= own_algorithms(module)
+    width = max(map(len, known))
     for name, agent_class in known.items():
         configs = [key.split("/")[1] for key in shipped_configs() if key.startswith(f"{name}/")]
         fits = f"{agent_class.observations} observations, {agent_class.actions} actions"
-        print(f"{name:8} {(agent_class.__doc__ or '').splitlines()[0]}")
-        print(f"{'':8} {fits}; configs: {', '.join(configs) or 'none'}")
+        print(f"{name:{width}}  {(agent_class.__doc__ or '').splitlines()[0]}")
+        print(f"{'':{width}}  {fits}; configs: {', '.join(configs) or 'none'}")
     return 0
 
 # %% [markdown]
@@ -381,7 +394,7 @@ def add_groups(parser: Parser, config_class: type[Config]) -> None:
     titles = ("common settings [default]; flags override the config file", "algorithm", "run")
     for title, names in zip(titles, (COMMON, own, rest), strict=True):
         if names:
-            add_flags(parser.add_argument_group(title), config_class, names)
+            parser.add_settings(title, config_class, names)
 
 
 # %%
@@ -484,7 +497,7 @@ def resume_command(parser: Parser, arguments: list[str]) -> int:
     from rlbook.run import RunDirectory, resume
 
     directory = RunDirectory.open(options.run)
-    reached = max([int(path.stem.split("_")[1]) for path in directory.checkpoints.paths()] or [0])
+    reached = directory.checkpoints.last_step()
     result = resume(options.run, total_steps)
     if reached and result.agent.global_step == reached:
         print(f"{options.run} was finished already: ask for more steps with --total-steps.")
@@ -524,16 +537,18 @@ def add_agent(parser: Parser) -> None:
 
 def load_agent(options: argparse.Namespace) -> "Agent":
     """Load the agent that was named, for an environment with other keywords if there are any."""
+    from rlbook.callbacks import BEST
+
     path = Path(options.agent)
     if options.best:
-        path = path / "checkpoints" / "best.pt"
+        path = path / "checkpoints" / BEST
         if Path(options.agent).is_dir() and not path.exists():
             what = "keeps no best agent: train it with the setting 'keep_best'"
             raise ValueError(f"{options.agent} {what}.")
     agent = rlbook.load(path)
-    typed = argparse.Namespace(**{k: v for k, v in vars(options).items() if k == "env_kwargs"})
-    given = flag_settings(typed, Config).get("env_kwargs", {})
-    agent.config.env_kwargs = {**agent.config.env_kwargs, **given}
+    if "env_kwargs" in options:
+        given = Config(env_kwargs=read_flag(options.env_kwargs, dict)).env_kwargs
+        agent.config.env_kwargs = {**agent.config.env_kwargs, **given}
     return agent
 
 
@@ -564,7 +579,9 @@ def evaluate_command(parser: Parser, arguments: list[str]) -> int:
 # %% [markdown]
 # `predict` reads and writes JSON, so that any other program can use it. An image is too long for a
 # command line, so it may come from a `.npy` file. Such a file can contain a pickle, and reading a
-# pickle can run code ([Checkpoints](checkpoint.ipynb) shows how), so pickles are refused.
+# pickle can run code ([Checkpoints](checkpoint.ipynb) shows how), so pickles are refused. If an
+# agent has a method `q_values`, the answer holds its values, too. It may return an array or a
+# tensor, as an algorithm of your own may.
 
 # %%
 #| export
@@ -602,6 +619,8 @@ def predict_command(parser: Parser, arguments: list[str]) -> int:
     example = "JSON such as [0.1, 0, 0, 0], or a .npy file"
     parser.add_argument("--observation", required=True, metavar="JSON|FILE", help=example)
     options = parser.parse(arguments)
+    import torch
+
     from rlbook.agent import as_batch
 
     observation = read_observation(options.observation)
@@ -611,8 +630,9 @@ def predict_command(parser: Parser, arguments: list[str]) -> int:
     q_values = getattr(agent, "q_values", None)
     if q_values is not None:
         batch, single = as_batch(observation, agent.preprocessing.env_space)
-        values = q_values(agent.preprocessing.prepare(batch))
-        answer["q_values"] = np.asarray(values[0] if single else values, dtype=float).tolist()
+        with torch.no_grad():
+            values = torch.as_tensor(q_values(agent.preprocessing.prepare(batch)))
+        answer["q_values"] = (values[0] if single else values).tolist()
     print(json.dumps(answer))
     return 0
 
@@ -740,8 +760,8 @@ def plot_command(parser: Parser, arguments: list[str]) -> int:
 #
 # One seed proves little. `sweep` trains several side by side, and variants of the settings if you
 # like. [Sweeps](sweep.ipynb) explains how, and [cluster](cluster.ipynb) does it on many machines.
-# Here the command only checks what was typed and passes it on: `--seed` is the first of the seeds,
-# and `--seeds` says how many there are.
+# Here the command only passes on what was typed: `--seed` is the first of the seeds, and `--seeds`
+# says how many there are.
 
 # %%
 #| export
@@ -758,20 +778,13 @@ def sweep_command(parser: Parser, arguments: list[str]) -> int:
     parser.add_argument("--out", metavar="FILE", help=where)
     agent_class, settings, options = parse_training(parser, arguments)
     from rlbook.agent import algorithm_name
-    from rlbook.sweep import grid, sweep
+    from rlbook.sweep import grid, resolve_seeds, sweep
 
     variants = settings.pop("variants") or {} if "variants" in settings else None
     if options.vary and variants is not None:
         raise ValueError("The config file has `variants` already: leave out --vary.")
-    alone, stored = settings.pop("seed", None), settings.pop("seeds", 5)
-    seeds = options.seeds or stored  # a flag counts more than the file
-    if alone is not None and isinstance(seeds, list):
-        raise ValueError("`seed` is the first of several, but `seeds` lists them: leave one out.")
-    first = Config(seed=alone or 0).seed
-    if type(seeds) is int:  # True is an int, but not a number of seeds
-        if seeds > 10_000:
-            raise ValueError(f"A sweep of {seeds:,} seeds would never end: take 10,000 at most.")
-        seeds = list(range(first, first + seeds))
+    first, stored = settings.pop("seed", None), settings.pop("seeds", 5)
+    seeds = resolve_seeds(first, options.seeds or stored)  # a flag counts more than the file
     directory = Config(run_dir=settings.pop("run_dir", None)).run_dir
     sweep(
         algorithm_name(agent_class),
@@ -807,9 +820,10 @@ def tune_command(parser: Parser, arguments: list[str]) -> int:
     parser.add_argument("--out", metavar="FILE", help=result)
     agent_class, settings, options = parse_training(parser, arguments)
     from rlbook.agent import algorithm_name
+    from rlbook.sweep import resolve_seeds
     from rlbook.tune import find_space, tune
 
-    first = Config(seed=settings.pop("seed", 0)).seed
+    seeds = resolve_seeds(settings.pop("seed", None), options.seeds)
     directory = Config(run_dir=settings.pop("run_dir", None)).run_dir
     space = find_space(algorithm_name(agent_class), options.space)
     tune(
@@ -817,7 +831,7 @@ def tune_command(parser: Parser, arguments: list[str]) -> int:
         settings,
         space={name: given for name, given in space.items() if name not in vars(options)},
         trials=options.trials,
-        seeds=list(range(first, first + options.seeds)),
+        seeds=seeds,
         directory=directory,
         out=options.out,
         jobs=options.jobs,
@@ -831,17 +845,16 @@ def tune_command(parser: Parser, arguments: list[str]) -> int:
 # ## Writing the library
 #
 # The last command belongs to the book: it writes the library [from its chapters](tangle.ipynb).
+# That chapter has a `main` of its own, with more to do: `rlbook tangle run dqn` runs a chapter.
 
 # %%
 #| export
 @command("tangle", "rlbook tangle --check")
 def tangle_command(parser: Parser, arguments: list[str]) -> int:
-    """Write the library from the chapters."""
-    parser.add_argument("--check", action="store_true", help="only print what would change")
-    options = parser.parse(arguments)
+    """Write the library from the chapters, or run, pair or list them."""
     from rlbook.tangle import main as tangle_main
 
-    return tangle_main(["--check"] if options.check else [])
+    return tangle_main(arguments, parser)
 
 # %% [markdown]
 # ## Exit codes

@@ -150,7 +150,7 @@ table_results = np.array(
 figure, (left, right) = plt.subplots(1, 2, figsize=(8, 3))
 for ax, column, ylabel in (
     (left, 0, "return, last 20 episodes"),
-    (right, 1, "share of the table ever seen"),
+    (right, 1, "fraction of the table ever seen"),
 ):
     ax.plot(sizes, table_results[:, :, column].T, ".", color=COLORS["reference"], alpha=0.6)
     ax.plot(sizes, table_results[:, :, column].mean(0), color=COLORS["reference"])
@@ -392,7 +392,7 @@ assert huber.item() == 1.0
 def polyak_update(target_network: nn.Module, network: nn.Module, tau: float) -> None:
     """Move a target network the fraction `tau` of the way to the network; 1 copies it."""
     for slow, fast in zip(target_network.parameters(), network.parameters(), strict=True):
-                slow.lerp_(fast, tau)  # slow += tau * (fast - slow)
+        slow.lerp_(fast, tau)  # slow += tau * (fast - slow)
 
 # %%
 slow, fast = nn.Linear(1, 1), nn.Linear(1, 1)
@@ -436,9 +436,9 @@ assert linear_epsilon(10_000, 100, 0.1) == 0.1
 # %%
 dice = np.random.default_rng(0)
 drawn = epsilon_greedy(np.zeros(100_000, dtype=int), choices=2, epsilon=0.5, generator=dice)
-share = drawn.mean()
-print("share of action 1 (half of the actions are random, half of those are 1):", share)
-assert abs(share - 0.25) < 0.01  # seven standard deviations
+fraction = drawn.mean()
+print("fraction of action 1 (half of the actions are random, half of those are 1):", fraction)
+assert abs(fraction - 0.25) < 0.01  # seven standard deviations
 
 # %% [markdown]
 # ## The whole algorithm in one cell

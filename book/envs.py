@@ -170,11 +170,22 @@ def find_maker(env_id: str) -> Callable[..., gym.Env]:
     return functools.partial(gym.make, name)
 
 
+def what_is_meant(env_id: str) -> str:
+    """Say what is missing for an id that nobody knows, and name the nearest one."""
+    module, _, name = env_id.rpartition(":")
+    if module and name.isidentifier():  # a function or a class: an id ends in a version
+        inside = vars(importlib.import_module(module))
+        hint = nearest(env_id, [f"{module}:{key}" for key in inside if callable(inside[key])])
+        return f" The module {module!r} has no function {name!r}.{hint}"
+    listed = " `gymnasium.pprint_registry()` lists the known ones."
+    return nearest(name, list(gym.registry)) or listed
+
+
 def make_env(
     env_id: str, env_kwargs: dict[str, Any] | None = None, render_mode: str | None = None
 ) -> gym.Env:
     """Make one environment: `Name-v0`, `module:Name-v0`, or `module:function` that makes it."""
-    name, kwargs = env_id.rpartition(":")[2], dict(env_kwargs or {})
+    kwargs = dict(env_kwargs or {})
     if render_mode is not None:  # an environment without rendering need not know the keyword
         kwargs["render_mode"] = render_mode
     try:
@@ -185,9 +196,7 @@ def make_env(
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         raise ValueError(f"Environment {env_id!r} cannot be made here: {error}") from error
     except gym.error.Error as error:
-        listed = " `gymnasium.pprint_registry()` lists the known ones."
-        hint = nearest(name, list(gym.registry)) or listed
-        raise ValueError(f"There is no environment {env_id!r}.{hint}") from error
+        raise ValueError(f"There is no environment {env_id!r}.{what_is_meant(env_id)}") from error
     except ValueError:
         raise  # the environment explains its own mistake
     except Exception as error:
@@ -203,7 +212,12 @@ def make_env(
 # %%
 assert make_env("CartPole-v1").observation_space.shape == (4,)
 assert make_env("CartPole-v1", {"max_episode_steps": 7}).spec.max_episode_steps == 7
-for wrong, kwargs in (("CartPool-v1", {}), ("my_envs:Grid-v0", {}), ("CartPole-v1", {"lenght": 3})):
+for wrong, kwargs in (
+    ("CartPool-v1", {}),
+    ("my_envs:Grid-v0", {}),
+    ("rlbook.envs:TMase", {}),
+    ("CartPole-v1", {"lenght": 3}),
+):
     try:
         make_env(wrong, kwargs)
     except ValueError as error:
@@ -1408,7 +1422,8 @@ def suspicious(policy: Callable[[np.ndarray], int], env_id: str, seed: int) -> E
 
 strange = [suspicious(lambda obs: int(obs[2] > 0), "CartPole-v1", seed) for seed in range(3)]
 for seed, each in enumerate(strange):
-    print(f"seed {seed}: mean {each.mean}, interval {each.interval}")
+    low, high = each.interval
+    print(f"seed {seed}: mean {each.mean:.1f}, interval {low:.1f} to {high:.1f}")
 
 # %% [markdown]
 # <details>

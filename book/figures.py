@@ -41,7 +41,6 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-import yaml
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -51,6 +50,7 @@ from matplotlib.ticker import EngFormatter
 from PIL import Image
 
 from rlbook.envs import mean_interval, nearest
+from rlbook.settings import read_settings
 
 # %% tags=["hide-input"]
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame needs no screen then
@@ -59,6 +59,7 @@ import base64
 import tempfile
 
 import matplotlib.pyplot as plt
+import yaml
 from IPython.display import HTML
 from scipy.special import stdtrit
 from scipy.stats import trim_mean
@@ -842,11 +843,16 @@ plt.show()
 
 # %%
 #| export
+def plot_pair(ax: Axes, runs: dict[str, Any], color: str) -> None:
+    """Draw a run in a colour, and another beside it."""
+    for (name, run), own in zip(runs.items(), (color, COLORS["reference"]), strict=True):
+        plot_band(ax, np.array(run["steps"]), np.array(run["returns"]), name, own)
+
+
 def plot_against(ax: Axes, result: dict[str, Any], whole: str, part: str) -> None:
     """Draw a variant beside the whole, which has the colour of its algorithm."""
-    for name, color in zip((whole, part), part_colors(result, 2), strict=True):
-        run = result["runs"][name]
-        plot_band(ax, np.array(run["steps"]), np.array(run["returns"]), name, color)
+    pair = {name: result["runs"][name] for name in (whole, part)}
+    plot_pair(ax, pair, part_colors(result, 1)[0])
     label_curves(ax, ylabel="return")
     ax.set_title(part, fontsize=9)
 
@@ -938,9 +944,8 @@ def area_difference(
 
 def plot_parity(ax: Axes, result: dict[str, Any]) -> None:
     """Draw our curves and those of another library, with the difference between them above."""
-    colors = [COLORS.get(result["algo"], PALETTE[0]), COLORS["reference"]]
-    for (name, run), color in zip(list(result["runs"].items())[:2], colors, strict=True):
-        plot_band(ax, np.array(run["steps"]), np.array(run["returns"]), name, color)
+    pair = dict(list(result["runs"].items())[:2])
+    plot_pair(ax, pair, COLORS.get(result["algo"], PALETTE[0]))
     difference, low, high = (f"{x:+.1f}".replace("-", "−") for x in result["difference"])
     facts = f"difference of the mean heights {difference}, 95 % interval {low} to {high}"
     label_curves(ax, title=f"{result['env_id']}: {facts}")
@@ -962,9 +967,9 @@ for n in (5, 10, 20):
     print(f"{n:2d} seeds a side: the interval contains 0 in {contain:.0%} of 400 pairs")
 assert contain > 0.88  # with twenty seeds a side
 
-a, b = pairs[0]
-sides = {name: {"steps": steps, "returns": x} for name, x in (("rlbook", a), ("peer", b))}
-made_up = {"algo": "dqn", "env_id": "Made up", "difference": area_difference(steps, a, b)}
+ours, theirs = pairs[0]
+sides = {name: {"steps": steps, "returns": x} for name, x in (("rlbook", ours), ("peer", theirs))}
+made_up = {"algo": "dqn", "env_id": "Made up", "difference": area_difference(steps, ours, theirs)}
 plot_parity(plt.figure().subplots(), {**made_up, "runs": sides})
 plt.show()
 
@@ -1018,15 +1023,11 @@ Curve = tuple[dict[str, Any], np.ndarray, np.ndarray]  # settings, steps, values
 def read_run(path: str | Path, metric: str) -> Curve:
     """Return the settings of a run, and the steps and values of one metric."""
     path = Path(path)
-    try:
-        config = yaml.safe_load((path / "config.yaml").read_text())
-        metrics = read_metrics(path / "metrics.jsonl")
-    except OSError as error:
-        name = Path(str(error.filename)).name
-        raise ValueError(f"{path} is no run directory: it has no {name} to read.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no run directory: its config.yaml is not YAML.") from error
-    if not isinstance(config, dict) or not {"algo", "env_id", "seed"} <= set(config):
+    for name in ("config.yaml", "metrics.jsonl"):
+        if not (path / name).is_file():
+            raise ValueError(f"{path} is no run directory: it has no {name} to read.")
+    config, metrics = read_settings(path / "config.yaml"), read_metrics(path / "metrics.jsonl")
+    if not {"algo", "env_id", "seed"} <= set(config):
         raise ValueError(f"{path} is no run directory: its config.yaml is not that of a run.")
     values = metrics.get(metric, np.array([]))
     found = np.isfinite(values)

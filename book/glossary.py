@@ -204,7 +204,7 @@
 #
 # ### Chunk
 #
-# A piece of an episode of fixed length on which a recurrent network is trained. See
+# A piece of an episode, at most `length` steps long, on which a recurrent network is trained. See
 # [DRQN](drqn.ipynb).
 #
 # ### Burn-in

@@ -170,9 +170,6 @@ assert closing_text(resumed) == "demo: 50 steps in 2.0 s (25 steps/s), evaluatio
 class Display:
     """Shows nothing: its subclasses fill in what they show."""
 
-    def start_at(self, step: int) -> None:
-        """Count from a step on."""
-
     def move(self, tally: Tally) -> None:
         """Show where the run is."""
 
@@ -207,9 +204,6 @@ class TerminalBar(Display):
             ncols=bar_width(),
             nrows=24,  # otherwise it asks the terminal, and shows nothing if that has no size
         )
-
-    def start_at(self, step: int) -> None:
-        self.bar.initial = self.bar.n = self.bar.last_print_n = step
 
     def move(self, tally: Tally) -> None:
         self.bar.ncols = bar_width()
@@ -295,11 +289,6 @@ class Progress:
         self.tally = Tally(label, start, total)
         self.began = self.shown = time.perf_counter()
         self.display = find_display(self.tally) if enabled else Display()
-
-    def start_at(self, step: int) -> None:
-        """Count from a step on, as a resumed run does: the steps before it were not taken now."""
-        self.tally.start, self.began = step, time.perf_counter()
-        self.display.start_at(step)
 
     def count(self, step: int) -> Tally:
         """Write down where the run is."""

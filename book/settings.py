@@ -37,7 +37,7 @@ import typing
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, Union
+from typing import Annotated, Any, Literal, Protocol, Self, TypeVar, Union
 
 import yaml
 from pydantic import (
@@ -221,7 +221,8 @@ for hint in (int, float | None, tuple[int, ...], Literal["relu", "tanh"], dict[s
 # pydantic reports a mistake as a small dictionary. For a learning rate of −1 its `type` is
 # `greater_than`, and its `ctx` (context) holds the limit. So a table is enough to say it in our
 # words. A field with `ge` or `le` allows the limit itself, one with `gt` or `lt` does not: a
-# discount may be 1, a learning rate must be above 0.
+# discount may be 1, a learning rate must be above 0. If the limit is for the entries of a list,
+# `loc` (location) ends with the number of the entry.
 
 # %%
 #| export
@@ -243,12 +244,13 @@ def explain(error: ValidationError, config_class: type[BaseModel], settings: dic
     context = first.get("ctx", {})
     if "error" in context:  # a validator of ours raised it, with a sentence of its own
         return str(context["error"])
-    name = str(first["loc"][0])
+    name, *inside = first["loc"]  # where pydantic found it: a setting, and perhaps an entry of it
     if first["type"] in LIMITS:
         wanted, given = LIMITS[first["type"]].format(**context), first["input"]
-    else:  # of the wrong type
-        wanted, given = describe(config_class.model_fields[name].annotation), settings.get(name)
-    return f"Setting {name!r} must be {wanted}, not {given!r}."
+        each = "Each entry of setting" if inside and isinstance(inside[-1], int) else "Setting"
+        return f"{each} {name!r} must be {wanted}, not {given!r}."
+    wanted = describe(config_class.model_fields[str(name)].annotation)  # it has the wrong type
+    return f"Setting {name!r} must be {wanted}, not {settings.get(str(name))!r}."
 
 
 # %%
@@ -301,9 +303,8 @@ def check_names(config_class: type[BaseModel], names: Iterable[Any]) -> None:
     known = list(config_class.model_fields)
     for name in names:
         if name not in known:
-            owner = config_class.__name__.removesuffix("Config")
-            lists = f" `rlbook train {owner.lower()} --help` lists them."
-            hint = nearest_setting(str(name), known) or lists
+            owner = config_class.__name__.removesuffix("Config") or "Config"
+            hint = nearest_setting(str(name), known) or " `rlbook train ALGO --help` lists them."
             raise ValueError(f"{owner} has no setting {name!r}.{hint}")
 
 
@@ -370,7 +371,8 @@ class Config(BaseModel):
         default=None, ge=1, description="Stop after so many evaluations without improvement."
     )
     keep_best: bool = Field(
-        default=False, description="Keep the agent of the best evaluation in checkpoints/best.pt."
+        default=False,
+        description="Keep the agent of the best evaluation in checkpoints/best.pt of the run_dir.",
     )
     log_every: int = Field(
         default=1_000, ge=1, description="Environment steps between lines of training metrics."
@@ -650,8 +652,15 @@ def flag_name(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+class TakesFlags(Protocol):
+    """A parser, or a group of flags in one."""
+
+    def add_argument(self, *names: str, **options: Any) -> Any:
+        """Add a flag."""
+
+
 def add_flags(
-    parser: argparse._ActionsContainer,
+    parser: TakesFlags,
     config_class: type[Config],
     names: Sequence[str] | None = None,
 ) -> None:

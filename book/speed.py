@@ -69,8 +69,12 @@ plt.show()
 print(made_by(speed))
 print(f"{speed['machine']['cores']} cores of {speed['machine']['processor']}")
 print(", ".join(f"{name} {number}" for name, number in speed["versions"].items()))
+measured_again: dict[str, list[str]] = {}  # a command, and the parts that it measured
 for part, made in speed.get("made_later", {}).items():
-    print(f"{part} alone: {made['command']}  # {made['created']}, {made['machine']['processor']}")
+    line = f"{made['command']}  # {made['created']}, {made['machine']['processor']}"
+    measured_again.setdefault(line, []).append(part)
+for line, parts in measured_again.items():
+    print(f"{', '.join(parts)} alone: {line}")
 
 # %% [markdown]
 # | | |
@@ -352,15 +356,17 @@ for name, found in speed["batching"]["adam"].items():
 # ## How cost grows
 #
 # What does a sample or an update cost with ten times as many transitions, critics or pixels? Both
-# axes are logarithmic. Along the dashed line, twice as much costs twice as much.
+# axes are logarithmic. Along the dashed line, twice as much costs twice as much. (More environments
+# have no such line: together they take the same 120 steps.)
 
 # %% tags=["hide-input"]
 growth = speed["growth"]
 figure, axes = plt.subplots(2, 3, figsize=(9, 5.6))
-for ax, found in zip(axes.flat, growth.values(), strict=True):
+for ax, (name, found) in zip(axes.flat, growth.items(), strict=True):
     sizes = np.array([int(size) for size in found["ms"]])
     median, low, high = np.array(list(found["ms"].values())).T
-    ax.plot(sizes, median[0] * sizes / sizes[0], "--", color=COLORS["random"], linewidth=1)
+    if name != "environments":
+        ax.plot(sizes, median[0] * sizes / sizes[0], "--", color=COLORS["random"], linewidth=1)
     ax.errorbar(sizes, median, yerr=[median - low, high - median], marker="o", capsize=3)
     ax.set(xscale="log", yscale="log", ylabel="ms", xlabel=found["unit"])
     ax.set_title(found["what"].replace(", ", ",\n", 1), fontsize=9)

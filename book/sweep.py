@@ -239,6 +239,13 @@ class Item:
         return make_config(find_algorithm(self.algo).config_class, {**self.settings, **own})
 
 
+# %% [markdown]
+# You name the seeds by their number or as a list. A number may start at another seed than 0, for
+# example to repeat a comparison on fresh seeds. By hand: three seeds from 1000 on are 1000, 1001
+# and 1002.
+
+# %%
+#| export
 def check_seeds(seeds: Any) -> list[int]:
     """Return seeds from their number or their list."""
     if isinstance(seeds, int) and not isinstance(seeds, bool):
@@ -248,6 +255,23 @@ def check_seeds(seeds: Any) -> list[int]:
         raise ValueError("`seeds` must be a number above 0, or a list of different whole numbers.")
     return list(seeds)
 
+
+def resolve_seeds(first: Any, seeds: Any) -> list[int]:
+    """Return seeds from their number, counted from `first` on, or from their list."""
+    if first is not None and isinstance(seeds, list):
+        raise ValueError("`seed` is the first of several, but `seeds` lists them: leave one out.")
+    start = Config(seed=0 if first is None else first).seed  # which checks it
+    if type(seeds) is int:  # True is an int, but not a number of seeds
+        if seeds > 10_000:
+            raise ValueError(f"A sweep of {seeds:,} seeds would never end: take 10,000 at most.")
+        seeds = list(range(start, start + seeds))
+    return check_seeds(seeds)
+
+
+# %%
+assert resolve_seeds(1000, 3) == [1000, 1001, 1002]
+assert resolve_seeds(None, 3) == check_seeds(3) == [0, 1, 2]
+assert resolve_seeds(None, [7, 9]) == [7, 9]
 
 # %% [markdown]
 # Each variant has a folder, named after it as far as a file system allows. If two variants would get

@@ -611,9 +611,12 @@ def run_chapters(root: Path, names: Sequence[str], folder: Path | None = None) -
 
 # %%
 #| export
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(
+    arguments: Sequence[str] | None = None, parser: argparse.ArgumentParser | None = None
+) -> int:
     """Export the chapters, or run, pair or list them."""
-    parser = argparse.ArgumentParser(prog="python -m rlbook.tangle", description=main.__doc__)
+    if parser is None:  # `rlbook tangle` brings its own
+        parser = argparse.ArgumentParser(prog="python -m rlbook.tangle", description=main.__doc__)
     verbs = ["export", "run", "sync", "list"]
     parser.add_argument("verb", nargs="?", default="export", choices=verbs)
     parser.add_argument("names", nargs="*", metavar="NAME", help="chapters, all if none is given")
@@ -779,8 +782,8 @@ print(sorted(shorter_names(ast.parse("class Ring:\n    def add(self, transition)
 # ```bash
 # rlbook tangle                          # write the library from the chapters
 # rlbook tangle --check                  # show what differs, exit code 1 if anything does
-# python -m rlbook.tangle run tangle     # run this chapter and store its outputs
-# python -m rlbook.tangle sync           # write all notebooks, run nothing
+# rlbook tangle run tangle               # run this chapter and store its outputs
+# rlbook tangle sync                     # write all notebooks, run nothing
 # ```
 #
 # ## References

@@ -281,6 +281,7 @@ class Attempt:
     handle: Any = None  # the process or task of the current run
     outcomes: list[Outcome] = field(default_factory=list)  # of the seeds that are done
     seen: int = 0  # evaluations of the current run
+    reported: list[float] = field(default_factory=list)  # all scores so far
 
 
 class Study:
@@ -307,7 +308,6 @@ class Study:
                 storage=storages.JournalStorage(journal),
                 study_name="tune",
                 direction="maximize",
-                pruner=self.optuna.pruners.MedianPruner(n_startup_trials=STARTUP),
                 load_if_exists=True,
             )
             self.begin()
@@ -390,6 +390,18 @@ class Study:
         items = [Item(self.algo, folder, seed, run_dir, whole) for seed, run_dir in runs]
         return Attempt(trial, folder, values, items, lock)
 
+    def complete(self) -> list[list[float]]:
+        """Return the scores that each complete trial has reported."""
+        trials = self.study.get_trials(states=(self.optuna.trial.TrialState.COMPLETE,))
+        return [list(trial.intermediate_values.values()) for trial in trials]
+
+    def add_seconds(self, seconds: float) -> float:
+        """Add the time of this process to that of the ones before, and return the sum."""
+        with self.lock:
+            total = float(self.study.user_attrs.get("seconds", 0.0)) + seconds
+            self.study.set_user_attr("seconds", total)
+        return total
+
     def tell(self, attempt: Attempt, state: str, score: float | None = None) -> None:
         """Write down how a trial ended, and give it up."""
         found = self.optuna.trial.TrialState[state]
@@ -405,17 +417,19 @@ class Study:
 # %% [markdown]
 # ## Giving up early
 #
-# Most settings are bad, and it shows early. At each evaluation a trial reports its score. Optuna's
-# *median pruner* stops a trial whose best score so far is below the median of what the complete
-# trials had at that point. Nothing is pruned in the first quarter of a trial's first run, nor
-# before five trials are complete.
+# Most settings are bad, and it shows early. At each evaluation a trial reports its score. A trial
+# is *pruned*, that is stopped, if the mean of its scores so far is below the median of that mean
+# in the complete trials, after as many scores. Nothing is pruned in the first quarter of a trial's
+# first run, nor before five trials are complete.
 #
 # With several seeds, a trial does them one after another. Suppose that seed 0 scored 20, 50, 90 at
-# its three evaluations, and seed 1 is at its second, with 30. The trial reports the mean of both
-# at that evaluation, $(50 + 30)/2 = 40$, as its fifth score. The fifth scores of the other trials
-# come from the same seeds after the same steps, and their median is the bar. What must reach it is
-# the best score so far, here 90. So a trial whose first seed went well is seldom pruned at a later
-# one. The score of a whole trial is the mean over its seeds of the last evaluation.
+# its three evaluations, and seed 1 has 10 and 30 at its first two. At each evaluation of seed 1
+# the trial reports the mean over both seeds, $(20 + 10)/2 = 15$ and $(50 + 30)/2 = 40$. So its
+# five scores are 20, 50, 90, 15 and 40, with a mean of 43. The first five scores of the other
+# trials come from the same seeds after the same steps, so like is compared with like. (Optuna's
+# own `MedianPruner` would compare the *best* score so far, here 90: a trial whose first seed was
+# lucky would never be pruned.) The score of a whole trial is the mean over its seeds of the last
+# evaluation.
 
 # %%
 #| export
@@ -436,17 +450,24 @@ def scores(outcomes: Sequence[Outcome], curve: Sequence[float], seen: int = 0) -
     return [float(np.mean([*(o.returns[e] for o in outcomes), curve[e]])) for e in points]
 
 
-def report(attempt: Attempt, pruner: Any) -> bool:
+def below_median(reported: Sequence[float], complete: Sequence[Sequence[float]]) -> bool:
+    """Say whether the mean score so far is below the median of what complete trials had then."""
+    count = len(reported)
+    means = [np.mean(others[:count]) for others in complete if len(others) >= count]
+    return len(means) >= STARTUP and bool(np.mean(reported) < np.median(means))
+
+
+def report(attempt: Attempt, complete: Callable[[], list[list[float]]]) -> bool:
     """Report the evaluations of the current run; return whether the trial should be pruned."""
     item = attempt.items[len(attempt.outcomes)]
     config = item.config()
-    length = config.total_steps // config.eval_every + 1  # evaluations of a run, at most
+    quarter = config.total_steps // config.eval_every // 4  # of the evaluations of a run
     curve = evaluations(item.run_dir)
     for mean in scores(attempt.outcomes, curve, attempt.seen):
-        step = len(attempt.outcomes) * length + attempt.seen
-        attempt.trial.report(mean, step)
+        attempt.trial.report(mean, step=len(attempt.reported))
+        attempt.reported.append(mean)
         attempt.seen += 1
-        if pruner is not None and step >= length // 4 and attempt.trial.should_prune():
+        if len(attempt.reported) > quarter and below_median(attempt.reported, complete()):
             return True
     return False
 
@@ -454,6 +475,10 @@ def report(attempt: Attempt, pruner: Any) -> bool:
 first = Outcome(steps=[100, 200, 300], returns=[20.0, 50.0, 90.0], seconds=1.0)
 assert scores([first], [10.0, 30.0]) == [15.0, 40.0]
 assert scores([first], [10.0, 30.0], seen=1) == [40.0]
+lucky = [20.0, 50.0, 90.0, 15.0, 40.0]
+assert np.mean(lucky) == 43
+assert below_median(lucky, complete=[[20.0, 50.0, 50.0, 50.0, 50.0, 50.0]] * 5)  # 43 < 44
+assert not below_median(lucky, complete=[[20.0, 50.0, 50.0, 50.0, 50.0, 50.0]] * 4)  # too few
 
 # %% [markdown]
 # ## The runs
@@ -538,7 +563,7 @@ def advance(attempt: Attempt, study: Study, runner: Runner, prune: bool) -> str 
     """Look after one trial; return how it ended, once it has."""
     item = attempt.items[len(attempt.outcomes)]
     why = runner.ended(attempt.handle, item)
-    if report(attempt, study.study.pruner if prune else None):
+    if report(attempt, study.complete if prune else list):  # an empty list prunes nothing
         if why is None:
             runner.stop([attempt.handle])
         steps = attempt.seen * item.config().eval_every
@@ -752,7 +777,10 @@ def tune(
     check_writable(folder)
     study = Study(algo, settings, dimensions, numbers, folder, trials)
     runner, began = find_runner(backend), time.perf_counter()
-    search(study, runner, jobs or runner.jobs, prune, say)
+    try:
+        search(study, runner, jobs or runner.jobs, prune, say)
+    finally:
+        seconds = study.add_seconds(time.perf_counter() - began)
     found = collect_trials(study)
     result = {
         "command": command,
@@ -761,7 +789,7 @@ def tune(
         "seeds": numbers,
         "versions": versions(),
         "created": time.strftime("%Y-%m-%d"),
-        "seconds": short(time.perf_counter() - began),
+        "seconds": short(seconds),
         "settings": plain(overrides(config)),
         "trials": found,
         "importance": importance(study),
@@ -862,6 +890,8 @@ assert means[1][0] > means[1][1]
 #   over the whole curve.
 # - With several jobs the order in which trials end depends on the machine, and so does what the
 #   search learns from them. Then a second search tries other settings.
+# - `seconds` in `result.json` adds up all processes that worked on the search, but for those that
+#   were killed by SIGKILL.
 # - Pruning trusts early scores. Settings that start slowly and end well are lost; `--no-prune` keeps them.
 # - The importance of a setting holds for its range and for these trials. With six trials it says
 #   little.
@@ -952,17 +982,18 @@ def honest_score(final: np.ndarray, tuned_on: list[int]) -> float:
 
 # %% [markdown]
 # **Exercise 4.** A trial with two seeds has reported 20, 50, 90 for the first seed. The second seed has 60 at
-# its first evaluation. What does the trial report, and as which score?
+# its first evaluation. What does the trial report, as which score, and what is its mean so far?
 
 # %% [markdown]
 # <details>
 # <summary>Solution</summary>
 #
-# The mean at the first evaluation, 40, as its fourth score.
+# The mean at the first evaluation, 40, as its fourth score. The mean of its four scores is 50.
 #
 # ```python
 # done = Outcome(steps=[100, 200, 300], returns=[20.0, 50.0, 90.0], seconds=1.0)
 # assert scores([done], [60.0]) == [40.0]
+# assert np.mean([20.0, 50.0, 90.0, 40.0]) == 50
 # ```
 #
 # </details>

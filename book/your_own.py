@@ -21,8 +21,8 @@
 # - a **network**: DQN with a dueling network;
 # - an **algorithm**: SARSA, from its loss to its class.
 #
-# Then all of it goes into a file, and the shell trains it, kills it, resumes it and evaluates it.
-# You do not need to read the library for any of this.
+# Then all of it goes into a file, and the shell trains it, kills it, resumes it, evaluates it and
+# asks it for an action. You do not need to read the library for any of this.
 #
 # Here is the world. The agent starts at S and walks to G. A step costs 1. A step onto the cliff
 # costs 20 and leads back to S. The shortest path runs along the edge and takes 7 steps. An agent
@@ -30,6 +30,7 @@
 # edge.
 
 # %% tags=["hide-input"]
+import json
 import os
 import shutil
 import signal
@@ -256,8 +257,9 @@ assert dueling_dqn.evaluate(episodes=1).mean >= -15
 # $$y = r + \gamma\,(1 - d)\,Q(s', a'), \qquad a' \sim \pi(\cdot \mid s'),$$
 #
 # with $d = 1$ at a terminated step. Write the loss as a pure function, and check it with numbers.
-# By hand: $Q(s, a) = 2$, $r = 1$, $\gamma = 0.5$ and $Q(s', a') = 4$ give $y = 3$ and a squared
-# error of 1. At a terminated step $y = 1$, and the squared error is 1 too.
+# By hand: $Q(s, a) = 2$, $r = 1$, $\gamma = 0.5$ and $Q(s', a') = 6$ give $y = 4$ and a squared
+# error of 4. At a terminated step $y = 1$, and the squared error is 1. (DQN would take the larger
+# value $8$ of the other action, and get $y = 5$.)
 
 
 # %%
@@ -278,10 +280,10 @@ def sarsa_loss(
 
 
 # %%
-one, no, yes = torch.tensor([0]), torch.tensor([False]), torch.tensor([True])
-numbers = torch.tensor([[2.0, 9.0]]), one, torch.tensor([1.0])
-assert sarsa_loss(*numbers, no, torch.tensor([[8.0, 4.0]]), torch.tensor([1]), 0.5) == 1
-assert sarsa_loss(*numbers, yes, torch.tensor([[8.0, 4.0]]), torch.tensor([1]), 0.5) == 1  # y = 1
+numbers = torch.tensor([[2.0, 9.0]]), torch.tensor([0]), torch.tensor([1.0])
+next_step = torch.tensor([[8.0, 6.0]]), torch.tensor([1])
+assert sarsa_loss(*numbers, torch.tensor([False]), *next_step, gamma=0.5) == 4
+assert sarsa_loss(*numbers, torch.tensor([True]), *next_step, gamma=0.5) == 1
 
 # %% [markdown]
 # Settings are a class with annotated fields. A plain default is enough; `Field` adds a range and a
@@ -461,7 +463,7 @@ while not checkpoints.paths() and process.poll() is None:
     time.sleep(0.05)
 process.send_signal(signal.SIGKILL)
 process.communicate()
-killed_at = int(checkpoints.paths()[-1].stem.removeprefix("step_"))
+killed_at = checkpoints.last_step()
 print("killed; its last checkpoint is at step", f"{killed_at:,}")
 assert killed_at < 24_000
 
@@ -474,6 +476,17 @@ evaluated = shell("evaluate runs/cliff --episodes 3")
 print("$ rlbook resume runs/cliff\n" + resumed.splitlines()[-3])
 print("$ rlbook evaluate runs/cliff --episodes 3\n" + evaluated)
 assert "Done: step 24,000" in resumed and "mean return" in evaluated
+
+# %% [markdown]
+# `predict` prints the action for an observation, here that of the start: column 0 of six, and row
+# 2 of three. `Sarsa` has a method `q_values`, so the answer holds these, too:
+
+# %%
+words = "predict runs/cliff --observation [1,0,0,0,0,0,0,0,1]"
+predicted = shell(words)
+print(f"$ rlbook {words}\n{predicted}")
+answer = json.loads(predicted)
+assert answer["action"] == answer["q_values"].index(max(answer["q_values"]))
 
 # %% [markdown]
 # Did the kill change the result? The agent `sarsa` above was trained with the same settings and

@@ -20,6 +20,7 @@ __all__ = [
     "find_device",
     "find_interface",
     "fits",
+    "has_lstm",
     "import_module",
     "load",
     "not_finite",
@@ -98,18 +99,18 @@ class UpdateResult:
 REGISTRY: dict[str, type["Agent"]] = {}  # an agent class puts itself here when it is defined
 
 
-@functools.cache
-def chapter_modules() -> list[str]:
-    """The modules of the book in its order, as the exporter wrote them down."""
-    return (importlib.resources.files("rlbook") / "chapters.txt").read_text().split()
-
-
 def algorithm_name(agent_class: type["Agent"]) -> str:
     """Name an algorithm so that another process finds it: one that is not ours as `module:name`."""
     module, own = agent_class.__module__, "name" in vars(agent_class)
     if module.startswith(("rlbook.", "__")) or "<locals>" in agent_class.__qualname__:
         return agent_class.name
     return f"{module}:{agent_class.name if own else agent_class.__name__}"
+
+
+@functools.cache
+def chapter_modules() -> list[str]:
+    """The modules of the book in its order, as the exporter wrote them down."""
+    return (importlib.resources.files("rlbook") / "chapters.txt").read_text().split()
 
 
 def import_module(module: str, wanted: str) -> Any:
@@ -214,6 +215,7 @@ def seeded_torch(seed: int) -> Iterator[None]:
         yield
 
 
+# %% book/agent.py · Threads and devices
 @contextmanager
 def torch_for_learning(threads: int) -> Iterator[None]:
     """Use `threads` threads and round numbers below 1e-38 to zero inside, as before outside."""
@@ -278,13 +280,19 @@ def not_finite(state: Any, name: str = "") -> str | None:
 
 
 # %% book/agent.py · Compiling
+def has_lstm(agent: "Agent") -> bool:
+    """Say whether a network of the agent has an LSTM in it."""
+    parts = [getattr(agent, name) for name in agent.parts]
+    networks = [part for part in parts if isinstance(part, torch.nn.Module)]
+    return any(isinstance(layer, torch.nn.LSTM) for part in networks for layer in part.modules())
+
+
 def compile_methods(agent: "Agent") -> None:
     """Replace the methods that compute gradients by compiled ones."""
     if not agent.compiled:
-        raise ValueError(
-            f"Setting 'compile' is not for {agent.name}: PyTorch cannot compile a backward pass "
-            "through an LSTM. Leave it out."
-        )
+        lstm = "PyTorch cannot compile a backward pass through an LSTM"
+        why = lstm if has_lstm(agent) else "it lists no method in `compiled`"
+        raise ValueError(f"Setting 'compile' is not for {agent.name}: {why}. Leave it out.")
     if not shutil.which(os.environ.get("CXX", "g++")):
         raise ValueError("Setting 'compile' needs a C++ compiler such as g++, and there is none.")
     if torch.__version__ < "2.13":  # compares as versions do
@@ -516,7 +524,8 @@ class Agent(ABC):
     def copied(self) -> dict[str, Any]:
         """Return what a copy holds: all but compiled methods and the run directory."""
         own = {name: part for name, part in vars(self).items() if name not in self.compiled}
-        return own | {"directory": None, "config": self.config.replace(run_dir=None)}
+        config = self.config.replace(run_dir=None, keep_best=False)
+        return own | {"directory": None, "config": config}
 
     def become(self, state: dict[str, Any]) -> None:
         """Take over what `copied` returned."""
@@ -549,7 +558,7 @@ def restore(
         raise CheckpointError(f"{source} is not an rlbook checkpoint.") from error
     found = find_algorithm(content["algo"])
     agent_class = wanted if issubclass(wanted, found) and wanted.name == found.name else found
-    settings = {**content["config"], "device": device, "run_dir": None}
+    settings = {**content["config"], "device": device, "run_dir": None, "keep_best": False}
     config = make_config(agent_class.config_class, settings)
     agent = agent_class(config=config, interface=interface)
     try:

@@ -110,6 +110,8 @@ def make_callbacks(config: Config) -> list[Callback]:
     """Make the callbacks that the settings ask for."""
     made: list[Callback] = []
     if config.keep_best:
+        if config.run_dir is None:
+            raise ValueError("Setting 'keep_best' needs a 'run_dir' to keep the best agent in.")
         made.append(KeepBest())
     if config.stop_at_return is not None:
         made.append(StopAtReturn(config.stop_at_return))

@@ -213,6 +213,11 @@ class CheckpointDirectory:
         """All checkpoints, the oldest first."""
         return sorted(self.directory.glob("step_*.pt"))
 
+    def last_step(self) -> int:
+        """The step of the newest file, or 0 if there is none."""
+        paths = self.paths()
+        return int(paths[-1].stem.removeprefix("step_")) if paths else 0
+
     def save(self, step: int, content: dict[str, Any]) -> Path:
         """Write the checkpoint of a step, then delete all but it and the `keep` - 1 before it."""
         path = self.directory / f"step_{step:012d}.pt"

@@ -140,7 +140,7 @@ def dqn_loss(
 def polyak_update(target_network: nn.Module, network: nn.Module, tau: float) -> None:
     """Move a target network the fraction `tau` of the way to the network; 1 copies it."""
     for slow, fast in zip(target_network.parameters(), network.parameters(), strict=True):
-                slow.lerp_(fast, tau)  # slow += tau * (fast - slow)
+        slow.lerp_(fast, tau)  # slow += tau * (fast - slow)
 
 
 # %% book/dqn.py · Exploring

@@ -30,6 +30,7 @@ __all__ = [
     "one_number",
     "register_env",
     "true_next_obs",
+    "what_is_meant",
 ]
 
 # %% book/envs.py · Environments
@@ -81,11 +82,22 @@ def find_maker(env_id: str) -> Callable[..., gym.Env]:
     return functools.partial(gym.make, name)
 
 
+def what_is_meant(env_id: str) -> str:
+    """Say what is missing for an id that nobody knows, and name the nearest one."""
+    module, _, name = env_id.rpartition(":")
+    if module and name.isidentifier():  # a function or a class: an id ends in a version
+        inside = vars(importlib.import_module(module))
+        hint = nearest(env_id, [f"{module}:{key}" for key in inside if callable(inside[key])])
+        return f" The module {module!r} has no function {name!r}.{hint}"
+    listed = " `gymnasium.pprint_registry()` lists the known ones."
+    return nearest(name, list(gym.registry)) or listed
+
+
 def make_env(
     env_id: str, env_kwargs: dict[str, Any] | None = None, render_mode: str | None = None
 ) -> gym.Env:
     """Make one environment: `Name-v0`, `module:Name-v0`, or `module:function` that makes it."""
-    name, kwargs = env_id.rpartition(":")[2], dict(env_kwargs or {})
+    kwargs = dict(env_kwargs or {})
     if render_mode is not None:  # an environment without rendering need not know the keyword
         kwargs["render_mode"] = render_mode
     try:
@@ -96,9 +108,7 @@ def make_env(
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         raise ValueError(f"Environment {env_id!r} cannot be made here: {error}") from error
     except gym.error.Error as error:
-        listed = " `gymnasium.pprint_registry()` lists the known ones."
-        hint = nearest(name, list(gym.registry)) or listed
-        raise ValueError(f"There is no environment {env_id!r}.{hint}") from error
+        raise ValueError(f"There is no environment {env_id!r}.{what_is_meant(env_id)}") from error
     except ValueError:
         raise  # the environment explains its own mistake
     except Exception as error:

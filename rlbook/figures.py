@@ -27,6 +27,7 @@ __all__ = [
     "plot_against",
     "plot_band",
     "plot_heatmap",
+    "plot_pair",
     "plot_parity",
     "plot_result",
     "plot_results",
@@ -53,7 +54,6 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-import yaml
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -63,6 +63,7 @@ from matplotlib.ticker import EngFormatter
 from PIL import Image
 
 from rlbook.envs import mean_interval, nearest
+from rlbook.settings import read_settings
 
 # %% book/figures.py · Colours
 COLORS: dict[str, str] = {
@@ -382,11 +383,16 @@ def draw_result(figure: Figure, result: dict[str, Any]) -> None:
     ends.set_title("")
 
 
+def plot_pair(ax: Axes, runs: dict[str, Any], color: str) -> None:
+    """Draw a run in a colour, and another beside it."""
+    for (name, run), own in zip(runs.items(), (color, COLORS["reference"]), strict=True):
+        plot_band(ax, np.array(run["steps"]), np.array(run["returns"]), name, own)
+
+
 def plot_against(ax: Axes, result: dict[str, Any], whole: str, part: str) -> None:
     """Draw a variant beside the whole, which has the colour of its algorithm."""
-    for name, color in zip((whole, part), part_colors(result, 2), strict=True):
-        run = result["runs"][name]
-        plot_band(ax, np.array(run["steps"]), np.array(run["returns"]), name, color)
+    pair = {name: result["runs"][name] for name in (whole, part)}
+    plot_pair(ax, pair, part_colors(result, 1)[0])
     label_curves(ax, ylabel="return")
     ax.set_title(part, fontsize=9)
 
@@ -442,9 +448,8 @@ def area_difference(
 
 def plot_parity(ax: Axes, result: dict[str, Any]) -> None:
     """Draw our curves and those of another library, with the difference between them above."""
-    colors = [COLORS.get(result["algo"], PALETTE[0]), COLORS["reference"]]
-    for (name, run), color in zip(list(result["runs"].items())[:2], colors, strict=True):
-        plot_band(ax, np.array(run["steps"]), np.array(run["returns"]), name, color)
+    pair = dict(list(result["runs"].items())[:2])
+    plot_pair(ax, pair, COLORS.get(result["algo"], PALETTE[0]))
     difference, low, high = (f"{x:+.1f}".replace("-", "−") for x in result["difference"])
     facts = f"difference of the mean heights {difference}, 95 % interval {low} to {high}"
     label_curves(ax, title=f"{result['env_id']}: {facts}")
@@ -476,15 +481,11 @@ Curve = tuple[dict[str, Any], np.ndarray, np.ndarray]  # settings, steps, values
 def read_run(path: str | Path, metric: str) -> Curve:
     """Return the settings of a run, and the steps and values of one metric."""
     path = Path(path)
-    try:
-        config = yaml.safe_load((path / "config.yaml").read_text())
-        metrics = read_metrics(path / "metrics.jsonl")
-    except OSError as error:
-        name = Path(str(error.filename)).name
-        raise ValueError(f"{path} is no run directory: it has no {name} to read.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no run directory: its config.yaml is not YAML.") from error
-    if not isinstance(config, dict) or not {"algo", "env_id", "seed"} <= set(config):
+    for name in ("config.yaml", "metrics.jsonl"):
+        if not (path / name).is_file():
+            raise ValueError(f"{path} is no run directory: it has no {name} to read.")
+    config, metrics = read_settings(path / "config.yaml"), read_metrics(path / "metrics.jsonl")
+    if not {"algo", "env_id", "seed"} <= set(config):
         raise ValueError(f"{path} is no run directory: its config.yaml is not that of a run.")
     values = metrics.get(metric, np.array([]))
     found = np.isfinite(values)

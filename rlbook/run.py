@@ -85,10 +85,11 @@ class GrowingFile:
 
     def write(self, text: str) -> None:
         """Add lines, all or none."""
+        encoded = text.encode()
         try:
             with open(self.path, "ab", buffering=0) as file:
                 size = file.tell()
-                if file.write(text.encode()) < len(text):  # the disk is full: no half lines
+                if file.write(encoded) < len(encoded):  # the disk is full: no half lines
                     file.truncate(size)
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
@@ -233,8 +234,7 @@ class RunDirectory:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         self.config_path = self.path / "config.yaml"
-        self.metrics_path = self.path / "metrics.jsonl"
-        self.metrics = MetricsFile(self.metrics_path)
+        self.metrics = MetricsFile(self.path / "metrics.jsonl")
         self.episodes = EpisodesFile(self.path / "episodes.csv")
         self.record = RunRecord(self.path / "run.json")
         self.tensorboard = TensorBoardFiles(self.path / "tensorboard")
@@ -245,7 +245,7 @@ class RunDirectory:
     def create(cls, path: str, agent: Agent) -> "RunDirectory":
         """Make the directory of a new run; one that holds a run already is left alone."""
         directory = cls(path)
-        if directory.config_path.exists() or directory.metrics_path.exists():
+        if directory.config_path.exists() or directory.metrics.path.exists():
             raise ValueError(
                 f"{path} already holds a run: go on with `rlbook resume {path}` or choose another."
             )
@@ -351,7 +351,7 @@ class Collector:
             check_finite(step, "observation", obs)  # the first of a new episode
         return obs, next_obs, reward, terminated, truncated
 
-    def count(self, action: np.ndarray, played: tuple[Any, ...]) -> None:
+    def record(self, action: np.ndarray, played: tuple[Any, ...]) -> None:
         """Write down what `play` returned."""
         self.obs, _, reward, terminated, truncated = played
         self.actions.append(action)
@@ -386,7 +386,7 @@ class Collector:
             preprocessing.load_state_dict(before[1])
             raise
         agent.global_step = step
-        self.count(action, played)
+        self.record(action, played)
         self.state = next_state
         _, next_obs, reward, terminated, truncated = played
         truncated = ~terminated if checkpoint else truncated & ~terminated
@@ -422,7 +422,7 @@ class Collector:
         """Reset as the stored run did, repeat its actions and take over the hidden state."""
         self.begin(saved["origin"], self.reset(saved["origin"]))
         for action in saved["actions"].numpy():
-            self.count(action, self.play(action))
+            self.record(action, self.play(action))
         self.recent = deque(saved["recent"], maxlen=self.recent.maxlen)
         self.state = saved["state"]
 
@@ -565,12 +565,13 @@ class Run:
     ) -> None:
         self.agent, self.directory, self.config = agent, directory, agent.config
         self.until = until or agent.config.total_steps  # the step at which it ends
+        self.callbacks = [*make_callbacks(agent.config), *callbacks]
         self.collector = Collector(agent)
         self.logger = Logger(directory, agent.config.tensorboard)
         self.evaluator = Evaluator(agent.config)
-        label = f"{agent.name}, seed {agent.config.seed}"  # of several runs side by side
-        self.progress = Progress(label, agent.global_step, self.until, progress)
-        self.callbacks = [*make_callbacks(agent.config), *callbacks]
+        self.label = f"{agent.name}, seed {agent.config.seed}"  # of several runs side by side
+        self.shows_progress = progress
+        self.progress = Progress(self.label, 0, self.until, enabled=False)  # until `train` begins
         self.stopped: str | None = None  # why a callback ended the run
         self.compiling = agent.config.compile  # until the first update is done
         self.caught: list[int] = []  # signals
@@ -600,18 +601,23 @@ class Run:
 
     def update(self) -> None:
         """Make the updates that are due, and count the metrics of the last."""
-        agent, metrics = self.agent, Metrics()
+        agent = self.agent
+        metrics: Metrics | None = None
         for batch in agent.batches():
             if self.compiling:
                 self.progress.announce("compiling the update, which can take a minute")
                 self.compiling = False
             metrics = agent.update(batch).metrics
             agent.updates += 1
-        if metrics:
-            loss = float(metrics["loss"])
-            if not math.isfinite(loss):
-                raise FloatingPointError(f"the loss of update {agent.updates} is {loss}")
-            self.logger.add(metrics)
+        if metrics is None:
+            return  # no update was due
+        if "loss" not in metrics:
+            example = 'UpdateResult({"loss": loss.detach()})'
+            raise RunFailed(f"`update` of {agent.name} must return a loss, as in {example}.")
+        loss = float(metrics["loss"])
+        if not math.isfinite(loss):
+            raise FloatingPointError(f"the loss of update {agent.updates} is {loss}")
+        self.logger.add(metrics)
 
     def evaluate(self) -> None:
         """Log what greedy episodes score with these weights, unless that has just been done."""
@@ -663,7 +669,8 @@ class Run:
     def train(self) -> RunResult:
         """Go on until the last step, or until something stops the run."""
         began, agent, config, ended = time.perf_counter(), self.agent, self.config, "failed"
-        self.progress.start_at(agent.global_step)  # what came before was not done now
+        # Only here, since a resumed run has not taken the steps before this one.
+        self.progress = Progress(self.label, agent.global_step, self.until, self.shows_progress)
         if self.directory:
             self.directory.record.start()
         try:
@@ -740,7 +747,7 @@ def check_resumable(path: Path, content: dict[str, Any], agent: Agent) -> None:
     if found != wanted:
         raise ValueError(f"{path} holds a {found} agent, but the run is {wanted}.")
     if "size" not in (content.get("run") or {}).get("logger", {}):
-        raise ValueError(f"{path} was saved by hand and is not a moment of a run: use rlbook.load.")
+        raise ValueError(f"{path} was written by `agent.save`, not by a run: use rlbook.load.")
 
 
 def warn_of_end(until: int, total_steps: int) -> None:
@@ -754,20 +761,19 @@ def train(
     agent: Agent, progress: bool = True, callbacks: Callbacks = (), until: int | None = None
 ) -> RunResult:
     """Train an agent up to `total_steps` or to the step `until`, in its directory if it has one."""
-    until = until or agent.config.total_steps
-    warn_of_end(until, agent.config.total_steps)
     if agent.directory:  # `learn` called again: settings may have changed
         write_settings(agent.directory.config_path, algorithm_name(type(agent)), agent.config)
     elif agent.config.run_dir:
         agent.directory = RunDirectory.create(agent.config.run_dir, agent)
     with agent.directory or nullcontext():
         run = Run(agent, agent.directory, progress, callbacks, until)
+        warn_of_end(run.until, agent.config.total_steps)
         before = agent.training_state
         if before and before["envs"] == environments_of(agent.config):
             run.load_state_dict(before)
         elif agent.global_step:
             run.saved = None  # new episodes begin here, and no checkpoint knows of them
-        if until > agent.config.total_steps or (agent.global_step and not run.saved):
+        if run.until > agent.config.total_steps or (agent.global_step and not run.saved):
             run.save()  # so that `resume` can go on from here, and as far
         return run.train()
 

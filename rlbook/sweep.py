@@ -33,6 +33,7 @@ __all__ = [
     "read_note",
     "read_outcome",
     "replace_file",
+    "resolve_seeds",
     "run_item",
     "run_plan",
     "short",
@@ -123,6 +124,18 @@ def check_seeds(seeds: Any) -> list[int]:
     if not whole or not seeds or len(set(seeds)) < len(seeds):
         raise ValueError("`seeds` must be a number above 0, or a list of different whole numbers.")
     return list(seeds)
+
+
+def resolve_seeds(first: Any, seeds: Any) -> list[int]:
+    """Return seeds from their number, counted from `first` on, or from their list."""
+    if first is not None and isinstance(seeds, list):
+        raise ValueError("`seed` is the first of several, but `seeds` lists them: leave one out.")
+    start = Config(seed=0 if first is None else first).seed  # which checks it
+    if type(seeds) is int:  # True is an int, but not a number of seeds
+        if seeds > 10_000:
+            raise ValueError(f"A sweep of {seeds:,} seeds would never end: take 10,000 at most.")
+        seeds = list(range(start, start + seeds))
+    return check_seeds(seeds)
 
 
 def folder_names(variants: Sequence[str]) -> list[str]:

@@ -321,9 +321,12 @@ def run_chapters(root: Path, names: Sequence[str], folder: Path | None = None) -
             print(f"on stderr: {said.rstrip()}", flush=True)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(
+    arguments: Sequence[str] | None = None, parser: argparse.ArgumentParser | None = None
+) -> int:
     """Export the chapters, or run, pair or list them."""
-    parser = argparse.ArgumentParser(prog="python -m rlbook.tangle", description=main.__doc__)
+    if parser is None:  # `rlbook tangle` brings its own
+        parser = argparse.ArgumentParser(prog="python -m rlbook.tangle", description=main.__doc__)
     verbs = ["export", "run", "sync", "list"]
     parser.add_argument("verb", nargs="?", default="export", choices=verbs)
     parser.add_argument("names", nargs="*", metavar="NAME", help="chapters, all if none is given")

@@ -11,6 +11,7 @@ __all__ = [
     "Study",
     "advance",
     "begin",
+    "below_median",
     "collect_trials",
     "draw_history",
     "draw_importance",
@@ -196,6 +197,7 @@ class Attempt:
     handle: Any = None  # the process or task of the current run
     outcomes: list[Outcome] = field(default_factory=list)  # of the seeds that are done
     seen: int = 0  # evaluations of the current run
+    reported: list[float] = field(default_factory=list)  # all scores so far
 
 
 class Study:
@@ -222,7 +224,6 @@ class Study:
                 storage=storages.JournalStorage(journal),
                 study_name="tune",
                 direction="maximize",
-                pruner=self.optuna.pruners.MedianPruner(n_startup_trials=STARTUP),
                 load_if_exists=True,
             )
             self.begin()
@@ -305,6 +306,18 @@ class Study:
         items = [Item(self.algo, folder, seed, run_dir, whole) for seed, run_dir in runs]
         return Attempt(trial, folder, values, items, lock)
 
+    def complete(self) -> list[list[float]]:
+        """Return the scores that each complete trial has reported."""
+        trials = self.study.get_trials(states=(self.optuna.trial.TrialState.COMPLETE,))
+        return [list(trial.intermediate_values.values()) for trial in trials]
+
+    def add_seconds(self, seconds: float) -> float:
+        """Add the time of this process to that of the ones before, and return the sum."""
+        with self.lock:
+            total = float(self.study.user_attrs.get("seconds", 0.0)) + seconds
+            self.study.set_user_attr("seconds", total)
+        return total
+
     def tell(self, attempt: Attempt, state: str, score: float | None = None) -> None:
         """Write down how a trial ended, and give it up."""
         found = self.optuna.trial.TrialState[state]
@@ -336,17 +349,24 @@ def scores(outcomes: Sequence[Outcome], curve: Sequence[float], seen: int = 0) -
     return [float(np.mean([*(o.returns[e] for o in outcomes), curve[e]])) for e in points]
 
 
-def report(attempt: Attempt, pruner: Any) -> bool:
+def below_median(reported: Sequence[float], complete: Sequence[Sequence[float]]) -> bool:
+    """Say whether the mean score so far is below the median of what complete trials had then."""
+    count = len(reported)
+    means = [np.mean(others[:count]) for others in complete if len(others) >= count]
+    return len(means) >= STARTUP and bool(np.mean(reported) < np.median(means))
+
+
+def report(attempt: Attempt, complete: Callable[[], list[list[float]]]) -> bool:
     """Report the evaluations of the current run; return whether the trial should be pruned."""
     item = attempt.items[len(attempt.outcomes)]
     config = item.config()
-    length = config.total_steps // config.eval_every + 1  # evaluations of a run, at most
+    quarter = config.total_steps // config.eval_every // 4  # of the evaluations of a run
     curve = evaluations(item.run_dir)
     for mean in scores(attempt.outcomes, curve, attempt.seen):
-        step = len(attempt.outcomes) * length + attempt.seen
-        attempt.trial.report(mean, step)
+        attempt.trial.report(mean, step=len(attempt.reported))
+        attempt.reported.append(mean)
         attempt.seen += 1
-        if pruner is not None and step >= length // 4 and attempt.trial.should_prune():
+        if len(attempt.reported) > quarter and below_median(attempt.reported, complete()):
             return True
     return False
 
@@ -426,7 +446,7 @@ def advance(attempt: Attempt, study: Study, runner: Runner, prune: bool) -> str 
     """Look after one trial; return how it ended, once it has."""
     item = attempt.items[len(attempt.outcomes)]
     why = runner.ended(attempt.handle, item)
-    if report(attempt, study.study.pruner if prune else None):
+    if report(attempt, study.complete if prune else list):  # an empty list prunes nothing
         if why is None:
             runner.stop([attempt.handle])
         steps = attempt.seen * item.config().eval_every
@@ -631,7 +651,10 @@ def tune(
     check_writable(folder)
     study = Study(algo, settings, dimensions, numbers, folder, trials)
     runner, began = find_runner(backend), time.perf_counter()
-    search(study, runner, jobs or runner.jobs, prune, say)
+    try:
+        search(study, runner, jobs or runner.jobs, prune, say)
+    finally:
+        seconds = study.add_seconds(time.perf_counter() - began)
     found = collect_trials(study)
     result = {
         "command": command,
@@ -640,7 +663,7 @@ def tune(
         "seeds": numbers,
         "versions": versions(),
         "created": time.strftime("%Y-%m-%d"),
-        "seconds": short(time.perf_counter() - began),
+        "seconds": short(seconds),
         "settings": plain(overrides(config)),
         "trials": found,
         "importance": importance(study),

@@ -1,5 +1,6 @@
 """What the chapter on callbacks cannot test about itself: exact resume, settings, the shell."""
 
+import copy
 import csv
 import inspect
 import json
@@ -150,6 +151,18 @@ def test_the_best_agent_is_kept_and_can_be_used(
     assert main(["evaluate", "runs/b", "--best"]) == 2
     said = "runs/b keeps no best agent: train it with the setting 'keep_best'.\n"
     assert capsys.readouterr().err == said
+
+
+def test_nowhere_to_keep_the_best_agent_is_an_error(tmp_path: Path) -> None:
+    agent = DQN(**SMALL, keep_best=True)
+    with pytest.raises(ValueError, match="'keep_best' needs a 'run_dir'"):
+        agent.learn(100, progress=False)
+    with pytest.raises(ValueError, match="'keep_best' needs a 'run_dir'"):
+        rlbook.train_dqn(agent.config, progress=False)
+    agent.save(tmp_path / "agent.pt")
+    for other in (copy.deepcopy(agent), DQN.load(tmp_path / "agent.pt")):  # which write nowhere
+        other.learn(10, progress=False)
+        assert other.global_step == 10
 
 
 def test_stopping_is_a_flag_and_is_announced(

@@ -232,6 +232,11 @@ def test_a_sound_file_that_cannot_be_read_now_is_not_passed_over(
     assert newest is not None and newest[1] == {"step": 20}
 
 
+def test_torch_reports_missing_memory_in_the_words_that_reading_looks_for() -> None:
+    with pytest.raises(RuntimeError, match="allocate memory"):
+        torch.empty(1 << 60, dtype=torch.uint8)
+
+
 def test_a_file_that_cannot_be_opened_is_said(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*_: Any, **__: Any) -> Any:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -493,6 +498,7 @@ def test_the_last_ones_stay(tmp_path: Path, keep: int) -> None:
 def test_an_empty_directory_has_no_newest(tmp_path: Path) -> None:
     assert CheckpointDirectory(tmp_path).newest() is None
     assert CheckpointDirectory(tmp_path / "gone").newest() is None
+    assert CheckpointDirectory(tmp_path / "gone").last_step() == 0
 
 
 def test_a_damaged_newest_is_passed_over_with_a_warning(tmp_path: Path) -> None:

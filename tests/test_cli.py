@@ -227,6 +227,26 @@ def test_list_names_algorithms_and_configs(capsys: pytest.CaptureFixture[str]) -
     assert [line.split()[0] for line in text.splitlines()[::2]] == list(rlbook.ALGORITHMS)
 
 
+def test_list_lines_up_the_algorithms_however_long_their_names(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    indents = {len(line) - len(line.lstrip()) for line in lines[1::2]}
+    assert indents == {max(map(len, rlbook.ALGORITHMS)) + 2}
+    assert all(line[indents.copy().pop() - 1] == " " for line in lines[::2])
+
+
+def test_tangle_passes_on_what_was_typed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[1])
+    assert main(["tangle", "list", "dqn", "sac"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["book/dqn.ipynb", "book/sac.ipynb"]
+    assert main(["tangle", "lits"]) == 2
+    assert capsys.readouterr().err.startswith("Verb invalid choice: 'lits'")
+
+
 def test_evaluate_prints_mean_interval_and_std(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -91,6 +91,15 @@ def test_unknown_id_names_the_nearest() -> None:
     assert "Did you mean 'rlbook/TMaze-v0'?" in message("rlbook/TMase-v0")
 
 
+def test_a_function_that_a_module_does_not_have_is_said() -> None:
+    said = message("rlbook.envs:make_enf")
+    assert said == (
+        "There is no environment 'rlbook.envs:make_enf'. The module 'rlbook.envs' has no function "
+        "'make_enf'. Did you mean 'rlbook.envs:make_env'?"
+    )
+    assert "has no function" not in message("rlbook.envs:Grid-v0")  # an id, as its version shows
+
+
 @pytest.mark.parametrize("env_id", ["", "no such thing", "xyzzy-v0", "xyzzy/Plugh-v0"])
 def test_unknown_id_without_a_near_one_says_where_to_look(env_id: str) -> None:
     said = message(env_id)

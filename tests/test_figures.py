@@ -521,12 +521,16 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     assert "no evaluation yet" in says(good)
     (good / "metrics.jsonl").unlink()
     assert "metrics.jsonl" in says(good)
-    for content in ("a: [", "just text", "algo: dqn", "\x00"):
-        (good / "config.yaml").write_text(content)
-        (good / "metrics.jsonl").write_text("")
-        assert "no run directory" in says(good)
-    (good / "config.yaml").write_bytes(b"\xff\xfe\xfa")
-    assert "no run directory" in says(good)
+    (good / "metrics.jsonl").write_text("")
+    for content, sentence in (
+        (b"a: [", "is not valid YAML, line 1"),
+        (b"just text", "must hold settings"),
+        (b"algo: dqn", "no run directory"),
+        (b"\x00", "is not valid YAML"),
+        (b"\xff\xfe\xfa", "is not valid YAML"),
+    ):
+        (good / "config.yaml").write_bytes(content)
+        assert sentence in says(good)
     assert not out.exists()
 
 

@@ -372,8 +372,14 @@ def test_a_compiled_run_resumes_exactly(tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in COMPILABLE])
 def test_recurrent_agents_say_that_compiling_is_not_for_them(name: str) -> None:
-    with pytest.raises(ValueError, match=f"'compile' is not for {name}"):
+    with pytest.raises(ValueError, match=f"'compile' is not for {name}: PyTorch .* an LSTM"):
         make(name, compile=True)
+
+
+def test_an_agent_without_an_lstm_is_not_told_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ALGORITHMS["dqn"], "compiled", ())
+    with pytest.raises(ValueError, match=r"'compile' is not for dqn: it lists no method in"):
+        make("dqn", compile=True)
 
 
 def test_without_a_compiler_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

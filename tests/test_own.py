@@ -114,6 +114,18 @@ class DuelingDQN(DQN):
 
 class Nameless(DuelingDQN):
     """Without a name of its own."""
+
+
+class WithTensors(DuelingDQN):
+    """Returns its values as a tensor with a gradient."""
+
+    name = "tensors"
+
+    def q_values(self, obs):
+        return self.q_network(torch.as_tensor(obs, dtype=torch.float32))
+
+    def act(self, obs, state, episode_start, explore):
+        return self.q_values(obs).argmax(dim=1).numpy(), state
 '''
 
 
@@ -253,6 +265,17 @@ def test_a_loaded_agent_predicts_without_the_simulator(own: Path, normalize: boo
     assert alone.stdout.splitlines() == [str(expected), sentence, sentence]
     said = shell("predict", "agent.pt", "--observation", "[0.5, 1, 0]", folder=own)
     assert json.loads(said.stdout)["action"] == expected
+
+
+def test_predict_prints_q_values_that_are_a_tensor_with_a_gradient(
+    own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agent: Any = find_algorithm("own_things:tensors")(**SMALL)
+    agent.save("agent.pt")
+    for text, shape in (("[0.5, 1, 0]", (2,)), ("[[0.5, 1, 0]]", (1, 2))):
+        assert main(["predict", "agent.pt", "--observation", text]) == 0
+        values = np.array(json.loads(capsys.readouterr().out)["q_values"])
+        assert values.shape == shape and np.isfinite(values).all()
 
 
 def test_pixels_load_without_their_environment(tmp_path: Path) -> None:

@@ -21,9 +21,11 @@ import pytest
 import torch
 from helpers import CHILDREN, SMALL, in_child, learn_in_pipe, learn_in_terminal
 
+from rlbook.callbacks import Callback
 from rlbook.dqn import DQN
 from rlbook.envs import Evaluation
 from rlbook.progress import LogLines, Progress, TerminalBar, catch_signals
+from rlbook.run import Run, resume, train
 
 
 def test_in_a_terminal_a_bar_shows_step_evaluation_loss_and_speed(tmp_path: Path) -> None:
@@ -103,8 +105,7 @@ def test_a_resumed_run_does_not_count_the_steps_of_the_one_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "stderr", Terminal())
-    progress = Progress("dqn", 0, 1_000_000, enabled=True)
-    progress.start_at(900_000)
+    progress = Progress("dqn", 900_000, 1_000_000, enabled=True)
     progress.shown = 0.0  # as if a tenth of a second had passed
     time.sleep(0.11)
     progress.step(900_001, {"loss": 0.5})
@@ -113,6 +114,19 @@ def test_a_resumed_run_does_not_count_the_steps_of_the_one_before(
     assert facts["n"] == 900_001 and facts["initial"] == 900_000
     assert facts["rate"] is None or facts["rate"] < 100
     progress.close(900_001)
+
+
+def test_the_bar_of_a_resumed_run_begins_at_its_checkpoint(tmp_path: Path) -> None:
+    settings = {**SMALL, "total_steps": 60, "eval_every": 0, "run_dir": str(tmp_path / "a")}
+    train(DQN(**settings), progress=False)
+    begun = []
+
+    class Spy(Callback):
+        def after_step(self, run: Run) -> None:
+            begun.append(run.progress.tally.start)
+
+    resume(tmp_path / "a", total_steps=70, progress=False, callbacks=[Spy()])
+    assert begun == [60] * 10
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import copy
 import datetime
 import errno
+import io
 import json
 import math
 import random
@@ -39,6 +40,7 @@ from rlbook.dqn import DQN
 from rlbook.progress import Interrupted, RunFailed
 from rlbook.run import (
     Collector,
+    GrowingFile,
     Logger,
     MetricsFile,
     RunDirectory,
@@ -334,7 +336,7 @@ def test_what_cannot_be_resumed_is_said(
     assert result.checkpoint is not None
     if what == "saved by hand":
         DQN(**SMALL).save(result.checkpoint)
-        message = "was saved by hand and is not a moment of a run"
+        message = "was written by `agent.save`, not by a run"
     else:
         monkeypatch.setitem(REGISTRY, "other", Other)
         config = tmp_path / "a" / "config.yaml"
@@ -569,6 +571,24 @@ def test_a_full_disk_leaves_the_previous_checkpoint_usable(
     assert_same_run(whole, tmp_path / "full")
 
 
+def test_a_line_that_fits_only_in_part_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class AlmostFull(io.FileIO):
+        """A file on a disk that is full before the last byte."""
+
+        def write(self, data: Any) -> int:
+            return super().write(data[:-1])
+
+    file = GrowingFile(tmp_path / "lines")
+    file.write("first\n")
+    almost_full = AlmostFull(file.path, "a")
+    monkeypatch.setattr(rlbook.run, "open", lambda *_, **__: almost_full, raising=False)
+    with pytest.raises(RunFailed, match="No space left on device"):
+        file.write("größer\n")  # in which a letter takes two bytes
+    assert file.path.read_text() == "first\n"
+
+
 # Numbers that are not finite
 
 
@@ -605,6 +625,14 @@ def test_a_loss_that_is_no_number_amid_several_updates_stops_at_their_step() -> 
     with pytest.raises(RunFailed, match=r"because the loss of update \d+ is nan") as failure:
         train(agent, progress=False)
     assert len(ruined) == 1 and f"stopped at step {ruined[0]} " in str(failure.value)
+
+
+@pytest.mark.parametrize("metrics", [{}, {"q_mean": torch.zeros(())}], ids=["none", "another"])
+def test_an_update_that_returns_no_loss_is_told_what_to_return(metrics: dict[str, Any]) -> None:
+    agent = DQN(**TINY)
+    agent.update = lambda batch: UpdateResult(metrics)  # type: ignore[method-assign]
+    with pytest.raises(RunFailed, match=r"`update` of dqn must return a loss, as in UpdateResult"):
+        train(agent, progress=False)
 
 
 def test_weights_that_are_not_finite_never_reach_a_checkpoint(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"seed": 1.5}, "Setting 'seed' must be a whole number, not 1.5."),
     ({"total_steps": 0}, "Setting 'total_steps' must be at least 1, not 0."),
     ({"hidden": 64}, "Setting 'hidden' must be a list, each entry a whole number, not 64."),
-    ({"hidden": [64, 0]}, "Setting 'hidden' must be at least 1, not 0."),
+    ({"hidden": [64, 0]}, "Each entry of setting 'hidden' must be at least 1, not 0."),
     ({"clip": "x"}, "Setting 'clip' must be a number or nothing, not 'x'."),
     ({"kind": "off"}, "Setting 'kind' must be one of 'relu', 'on', not 'off'."),
     ({"double": 1}, "Setting 'double' must be true or false, not 1."),
@@ -109,7 +109,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     ({"kind": "on", "double": False}, "Setting 'kind' can be 'on' only with 'double'."),
     ({"gama": 0.9}, "Toy has no setting 'gama'. Did you mean 'gamma'?"),
-    ({"xyz": 1}, "Toy has no setting 'xyz'. `rlbook train toy --help` lists them."),
+    ({"xyz": 1}, "Toy has no setting 'xyz'. `rlbook train ALGO --help` lists them."),
 ]
 
 
@@ -214,7 +214,7 @@ def test_other_constraints_are_sentences_too() -> None:
         ({"sizes": []}, "Setting 'sizes' must be a list of at least 1, not ()."),
         ({"env_id": "Slow-v0"}, "Setting 'env_id' is too slow."),
         ({"lr": 1, "sizs": []}, "More has no setting 'sizs'. Did you mean 'sizes'?"),
-        ({1: 2}, "More has no setting 1. `rlbook train more --help` lists them."),
+        ({1: 2}, "More has no setting 1. `rlbook train ALGO --help` lists them."),
     ]
     for wrong, message in cases:
         with pytest.raises(ValueError) as raised:

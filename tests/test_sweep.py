@@ -38,6 +38,7 @@ from rlbook.sweep import (
     last_step,
     make_plan,
     read_outcome,
+    resolve_seeds,
     run_item,
     run_plan,
     summary,
@@ -445,8 +446,20 @@ def test_a_sweep_with_tuples_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("seeds", [0, -1, True, 2.5, [], [1, 1], [-1], ["a"], "3", None])
 def test_bad_seeds_are_refused(seeds: Any) -> None:
-    with pytest.raises(ValueError, match="`seeds` must be a number above 0, or a list"):
-        check_seeds(seeds)
+    for resolve in (check_seeds, lambda seeds: resolve_seeds(None, seeds)):
+        with pytest.raises(ValueError, match="`seeds` must be a number above 0, or a list"):
+            resolve(seeds)
+
+
+def test_seeds_count_from_the_first_or_are_listed() -> None:
+    assert resolve_seeds(3, 2) == [3, 4] and resolve_seeds(None, 2) == resolve_seeds(0, 2) == [0, 1]
+    assert resolve_seeds(None, [4, 2]) == [4, 2]
+    with pytest.raises(ValueError, match="`seed` is the first of several, but `seeds` lists them"):
+        resolve_seeds(0, [4, 2])
+    with pytest.raises(ValueError, match=r"A sweep of 10,001 seeds would never end"):
+        resolve_seeds(None, 10_001)
+    with pytest.raises(ValueError, match="Setting 'seed' must be at least 0, not -1"):
+        resolve_seeds(-1, 2)
 
 
 def test_one_seed_has_no_interval() -> None:

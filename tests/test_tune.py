@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 import yaml
 from helpers import TINY
@@ -18,8 +19,8 @@ from helpers import TINY
 from rlbook.agent import algorithms
 from rlbook.cli import main
 from rlbook.settings import read_settings
-from rlbook.sweep import Outcome
-from rlbook.tune import Study, find_space, ranked, read_space, scores, tune
+from rlbook.sweep import Item, Outcome
+from rlbook.tune import Attempt, Study, find_space, ranked, read_space, report, scores, tune
 
 pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'rlbook[tune]'")
 
@@ -171,6 +172,43 @@ def test_scores_compare_the_same_evaluation_of_all_seeds() -> None:
     done = Outcome([1, 2, 3], [20.0, 50.0, 90.0], 1.0)
     assert scores([], [7.0, 8.0], seen=1) == [8.0]
     assert scores([done], [10.0, 30.0]) == [15.0, 40.0]
+
+
+class ToldTrial:
+    """Remembers what is reported to it."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, float]] = []
+
+    def report(self, value: float, step: int) -> None:
+        self.told.append((step, value))
+
+
+def test_a_lucky_first_seed_does_not_protect_a_trial(tmp_path: Path) -> None:
+    curves = [20.0, 50.0, 90.0], [0.0, 0.0, 0.0]
+    items = []
+    for seed, curve in enumerate(curves):
+        folder = tmp_path / f"seed_{seed}"
+        folder.mkdir()
+        lines = [json.dumps({"eval_return_mean": value}) + "\n" for value in curve]
+        (folder / "metrics.jsonl").write_text("".join(lines))
+        settings = {"total_steps": 300, "eval_every": 100}
+        items.append(Item("dqn", "trial", seed, str(folder), settings))
+    trial, lock = ToldTrial(), filelock.FileLock(tmp_path / "lock")
+    attempt = Attempt(trial, "trial", {}, items, lock)
+    complete = [[20.0, 50.0, 80.0] * 2] * 5
+    assert not report(attempt, lambda: complete)
+    attempt.outcomes.append(Outcome([100, 200, 300], curves[0], 1.0))
+    attempt.seen = 0
+    assert report(attempt, lambda: complete)  # after five scores its mean is 39, theirs is 44
+    assert trial.told == list(enumerate([20.0, 50.0, 90.0, 10.0, 25.0]))  # no step is left out
+
+
+def test_seconds_add_up_over_sessions(tmp_path: Path) -> None:
+    words: dict[str, Any] = {"space": SPACE, "directory": tmp_path, **QUIET}
+    one = tune("dqn", SHORT, trials=1, **words)
+    again = tune("dqn", SHORT, trials=1, **words)  # which has nothing left to do
+    assert again["seconds"] > one["seconds"] > 0
 
 
 def test_a_trial_that_fails_is_told_and_the_search_goes_on(tmp_path: Path) -> None:
