@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from filelock import FileLock
 
 from rlbook.tangle import find_root
@@ -34,6 +33,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
     """Small tensors are faster with one thread, and tests run side by side."""
+    import torch  # not above: the process that only hands out the tests does without
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

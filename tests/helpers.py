@@ -1,13 +1,20 @@
 """What several test files need: comparing runs bit for bit, and running something that dies."""
 
+import contextlib
+import dataclasses
+import json
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import pytest
 from torch import Tensor
 
 from rlbook.agent import Agent
@@ -15,6 +22,7 @@ from rlbook.checkpoint import CheckpointDirectory
 from rlbook.cli import main
 from rlbook.dqn import DQN
 from rlbook.run import resume, train
+from rlbook.sweep import Item, worker
 
 # A server that has imported the library forks each child: nobody waits for torch again, or for
 # the part of it that optimisers import when they are first used.
@@ -98,6 +106,70 @@ def run_rlbook(words: list[str], folder: Path, terminal: str | None = None) -> N
     sys.exit(main(words))
 
 
+def be_worker(item: Item, folder: str, ours: Connection, theirs: Connection) -> None:
+    """Be the process of one run of a sweep, with the pipe of its parent as stdin."""
+    theirs.close()
+    os.chdir(folder)
+    os.setsid()
+    os.dup2(ours.fileno(), 0)
+    log = os.open(Path(item.run_dir, "log.txt"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for number in (1, 2):
+        os.dup2(log, number)
+    sys.exit(worker(json.dumps(dataclasses.asdict(item))))
+
+
+class WarmWorker:
+    """Does one run of a sweep in a process that has imported the library, which takes seconds.
+
+    All else is as with `rlbook.sweep.start_worker`, which tests of the start itself use.
+    """
+
+    def __init__(self, item: Item) -> None:
+        Path(item.run_dir).mkdir(parents=True, exist_ok=True)
+        # A child of the server has imported all and can be forked; it would start a new server.
+        child = multiprocessing.parent_process() is not None
+        context: Any = multiprocessing.get_context("fork") if child else CHILDREN
+        ours, self.stdin = context.Pipe(duplex=False)
+        arguments = (item, os.getcwd(), ours, self.stdin)
+        self.process: BaseProcess = context.Process(target=be_worker, args=arguments)
+        self.process.start()
+        ours.close()
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, or none while the process runs."""
+        return self.process.exitcode
+
+    def poll(self) -> int | None:
+        """Return the exit code, or none while the process runs."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait until the process has ended, but not for ever."""
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            raise subprocess.TimeoutExpired("a warm worker", timeout or 0.0)
+
+    def kill(self) -> None:
+        """End the process."""
+        self.process.kill()
+
+
+@contextlib.contextmanager
+def warm_workers() -> Iterator[None]:
+    """Let sweeps and searches start warm workers."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("sweep", "tune"):
+            patch.setattr(f"rlbook.{module}.start_worker", WarmWorker)
+        yield
+
+
+def run_warm(words: list[str], folder: Path, terminal: str | None = None) -> None:
+    """Be the program `rlbook`, whose sweeps start warm workers."""
+    with warm_workers():
+        run_rlbook(words, folder, terminal)
+
+
 class Clock:
     """Counts the calls of functions, in Python and in C, and kills the process at one of them."""
 
@@ -132,18 +204,18 @@ def train_for_ever(settings: dict[str, Any]) -> None:
 
 def learn_elsewhere(agent: Agent) -> Agent:
     """Learn in another process, which sends the agent back."""
-    agent.learn(60, progress=False)
+    agent.learn(40, progress=False)
     return agent
 
 
 def learn_in_terminal(name: str) -> None:
     """Learn with a terminal in the place of stderr."""
     sys.stderr = os.fdopen(os.open(name, os.O_RDWR | os.O_NOCTTY), "w")
-    DQN(**SMALL).learn(2_000)
+    DQN(**SMALL).learn(1_000)
 
 
 def learn_in_pipe(out: Path, err: Path, run_dir: Path) -> None:
     """Learn and resume with stdout and stderr in files."""
     with open(out, "w") as sys.stdout, open(err, "w") as sys.stderr:
-        DQN(**SMALL, run_dir=str(run_dir)).learn(1_000)
-        resume(run_dir, 1_500)
+        DQN(**{**SMALL, "eval_every": 200}, run_dir=str(run_dir)).learn(400)
+        resume(run_dir, 600)

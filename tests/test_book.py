@@ -1,6 +1,7 @@
 """The promises that hold the book together: one source, one order, no drift."""
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -44,6 +45,12 @@ def write_book(root: Path, **chapters: str) -> Path:
     return root
 
 
+@functools.cache
+def committed(name: str) -> nbformat.NotebookNode:
+    """Read the notebook of a chapter once for all tests, which leave it as it is."""
+    return nbformat.read(ROOT / "book" / f"{name}.ipynb", as_version=4)
+
+
 def exported(*cells: str) -> str:
     """Write a chapter whose exported cells all stand under the heading `Part`."""
     return "# %% [markdown]\n# ## Part\n\n" + "".join(
@@ -70,7 +77,7 @@ def test_toc_names_each_chapter_once_and_each_chapter_is_in_it() -> None:
 def test_notebook_has_the_cells_of_its_chapter(name: str) -> None:
     path = ROOT / "book" / f"{name}.py"
     chapter = [(cell.cell_type, cell.source) for cell in read_notebook(path).cells]
-    stored = nbformat.read(path.with_suffix(".ipynb"), as_version=4)
+    stored = committed(name)
     nbformat.validate(stored)
     assert [(cell.cell_type, cell.source) for cell in stored.cells] == chapter, (
         f"run `python -m rlbook.tangle run {name}`"
@@ -79,7 +86,7 @@ def test_notebook_has_the_cells_of_its_chapter(name: str) -> None:
 
 @pytest.mark.parametrize("name", CHAPTERS)
 def test_notebook_was_run_in_order_and_left_no_debris(name: str) -> None:
-    stored = nbformat.read(ROOT / "book" / f"{name}.ipynb", as_version=4)
+    stored = committed(name)
     code = [cell for cell in stored.cells if cell.cell_type == "code" and cell.source.strip()]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     outputs = [output for cell in code for output in cell.outputs]
@@ -94,7 +101,7 @@ def test_notebook_renders_on_a_code_host(name: str) -> None:
     """Small, without widgets or scripts, and with nothing that only a terminal understands."""
     path = ROOT / "book" / f"{name}.ipynb"
     assert path.stat().st_size < 1_500_000
-    stored = nbformat.read(path, as_version=4)
+    stored = committed(name)
     assert "widgets" not in stored.metadata
     outputs = [output for cell in stored.cells for output in cell.get("outputs", [])]
     kinds = {kind for output in outputs for kind in output.get("data", {})}
@@ -115,7 +122,7 @@ def test_notebook_renders_on_a_code_host(name: str) -> None:
 @pytest.mark.parametrize("name", CHAPTERS)
 def test_links_between_chapters_lead_to_notebooks(name: str) -> None:
     """A link to a notebook works in JupyterLab, on a code host and on the site alike."""
-    for cell in nbformat.read(ROOT / "book" / f"{name}.ipynb", as_version=4).cells:
+    for cell in committed(name).cells:
         if cell.cell_type == "markdown":
             prose = re.sub(r"^```.*?^```", "", cell.source, flags=re.MULTILINE | re.DOTALL)
             for file in re.findall(r"\]\(([\w./-]+?)(?:#[\w-]*)?\)", prose):

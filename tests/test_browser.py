@@ -39,6 +39,8 @@ class Visit(NamedTuple):
     figures: list[str]  # pictures that did not show
     equations: tuple[int, int]  # formulas in the page, formulas that were typeset
     overflow: int  # by how many pixels the page is wider than a phone
+    excess: dict[str, list[int]]  # by how many pixels parts of a kind are wider than their place
+    cut: list[str]  # formulas whose end cannot be reached, with all solutions unfolded
 
 
 @pytest.fixture(scope="module")
@@ -64,19 +66,35 @@ def own(url: str) -> bool:
     return url.startswith(("file:", "data:", "blob:"))
 
 
-LOOK = """async () => {
+PARTS = {
+    "differences": ".code-difference",
+    "sentences": ".cell_output .sentences pre",
+    "wide figures": ".cell_output .wide-figure",
+}
+LOOK = """async parts => {
     if (window.MathJax) await MathJax.startup.promise;
     for (const image of document.images) image.loading = 'eager';
     const images = [...document.images].filter(image => image.src);
     await Promise.all(images.map(image => image.decode().catch(() => null)));
     const formulas = [...document.querySelectorAll('article .math')];
     const hidden = image => image.offsetParent && (!image.naturalWidth || !image.clientWidth);
+    const excess = selector => [...document.querySelectorAll(selector)]
+        .map(part => part.scrollWidth - part.clientWidth);
     return {
         figures: images.filter(hidden).map(image => image.src),
         formulas: formulas.length,
         typeset: formulas.filter(f => f.querySelector('mjx-container') &&
             !f.querySelector('mjx-merror')).length,
+        overflow: document.documentElement.scrollWidth - window.innerWidth,
+        excess: Object.fromEntries(Object.entries(parts).map(([n, s]) => [n, excess(s)])),
     };
+}"""
+CUT = """() => {
+    for (const part of document.querySelectorAll('article details')) part.open = true;
+    const cut = f => f.scrollWidth > f.clientWidth + 1 &&
+        getComputedStyle(f).overflowX !== 'auto';
+    return [...document.querySelectorAll('article span.math')].filter(cut)
+        .map(f => f.textContent);
 }"""
 
 
@@ -93,15 +111,29 @@ def visits(browser: Any, pages: list[Path]) -> dict[str, Visit]:
     tab.on("request", lambda request: hosts.extend([request.url] * (not own(request.url))))
     for path in pages:
         tab.goto(path.as_uri(), wait_until="load")
-        seen = tab.evaluate(LOOK)
-        overflow = tab.evaluate("document.documentElement.scrollWidth - window.innerWidth")
-        equations = (seen["formulas"], seen["typeset"])
+        seen = tab.evaluate(LOOK, PARTS)
         name = f"{path.parent.name}/{path.stem}"
-        notes[name] = Visit(problems.copy(), hosts.copy(), seen["figures"], equations, overflow)
+        notes[name] = Visit(
+            problems=problems.copy(),
+            hosts=hosts.copy(),
+            figures=seen["figures"],
+            equations=(seen["formulas"], seen["typeset"]),
+            overflow=seen["overflow"],
+            excess=seen["excess"],
+            cut=tab.evaluate(CUT) if name == "book/sac" else [],
+        )
         problems.clear()
         hosts.clear()
     context.close()
     return notes
+
+
+@pytest.fixture(scope="module")
+def laptop(browser: Any) -> Iterator[Any]:
+    """One tab as wide as a laptop, for all tests that only look at a page."""
+    tab = browser.new_page(viewport={"width": 1280, "height": 800})
+    yield tab
+    tab.close()
 
 
 def open_plainly(tab: Any, path: Path) -> None:
@@ -136,14 +168,12 @@ def test_layout_holds_at_phone_width(visits: dict[str, Visit]) -> None:
     assert not {name: visit.overflow for name, visit in visits.items() if visit.overflow > 0}
 
 
-def test_first_screen_says_what_for_whom_and_how_to_start(browser: Any, site: Path) -> None:
-    tab = browser.new_page(viewport={"width": 1280, "height": 800})
-    tab.goto((site / "book" / "index.html").as_uri())
+def test_first_screen_says_what_for_whom_and_how_to_start(laptop: Any, site: Path) -> None:
+    laptop.goto((site / "book" / "index.html").as_uri())
     parts = [f"strong:text('{text}')" for text in ("A book that runs", "What you get")]
     for part in [*parts, "h2:has-text('Five minutes')", "img[src*='agent_']"]:
-        box = tab.locator(f"article {part}").first.bounding_box()
+        box = laptop.locator(f"article {part}").first.bounding_box()
         assert box is not None and box["y"] + box["height"] <= 800, part
-    tab.close()
 
 
 def test_a_hundred_characters_fit_on_a_laptop(browser: Any, site: Path) -> None:
@@ -162,60 +192,32 @@ def test_a_hundred_characters_fit_on_a_laptop(browser: Any, site: Path) -> None:
     tab.close()
 
 
-def test_differences_can_be_read_on_a_phone(browser: Any, site: Path) -> None:
-    tab = browser.new_page(viewport={"width": 390, "height": 800})
-    tab.goto((site / "reference" / "differences" / "drqn.html").as_uri())
-    sizes = tab.eval_on_selector_all(
-        ".code-difference", "all => all.map(part => part.scrollWidth - part.clientWidth)"
-    )
+def test_differences_can_be_read_on_a_phone(visits: dict[str, Visit]) -> None:
+    sizes = visits["differences/drqn"].excess["differences"]
     assert len(sizes) > 10 and max(sizes) <= 0
-    tab.close()
 
 
-def test_differences_of_long_names_fit_a_phone(browser: Any, site: Path) -> None:
-    tab = browser.new_page(viewport={"width": 390, "height": 800})
-    tab.goto((site / "reference" / "differences" / "r2d2.html").as_uri())
-    sizes = tab.eval_on_selector_all(
-        ".code-difference", "all => all.map(part => part.scrollWidth - part.clientWidth)"
-    )
-    assert max(sizes) <= 0
-    tab.close()
+def test_differences_of_long_names_fit_a_phone(visits: dict[str, Visit]) -> None:
+    assert max(visits["differences/r2d2"].excess["differences"]) <= 0
 
 
 @pytest.mark.parametrize("name", ["agent", "cli", "sweep"])
 def test_the_list_of_contents_does_not_push_the_page_aside(
-    browser: Any, site: Path, name: str
+    laptop: Any, site: Path, name: str
 ) -> None:
-    tab = browser.new_page(viewport={"width": 1280, "height": 800})
-    tab.goto((site / "reference" / "api" / f"{name}.html").as_uri())
+    laptop.goto((site / "reference" / "api" / f"{name}.html").as_uri())
     excess = "list => list.scrollWidth - list.clientWidth"
-    assert tab.eval_on_selector(".bd-sidebar-secondary", excess) <= 0
-    tab.close()
+    assert laptop.eval_on_selector(".bd-sidebar-secondary", excess) <= 0
 
 
-def test_a_phone_folds_sentences_and_scrolls_wide_figures(browser: Any, site: Path) -> None:
-    tab = browser.new_page(viewport={"width": 390, "height": 800})
-    tab.goto((site / "book" / "checkpoint.html").as_uri())
-    excess = "all => all.map(part => part.scrollWidth - part.clientWidth)"
-    folded = tab.eval_on_selector_all(".cell_output .sentences pre", excess)
-    assert len(folded) > 3 and max(folded) <= 0
-    scrolled = tab.eval_on_selector_all(".cell_output .wide-figure", excess)
-    assert scrolled and min(scrolled) > 100
-    tab.close()
+def test_a_phone_folds_sentences_and_scrolls_wide_figures(visits: dict[str, Visit]) -> None:
+    excess = visits["book/checkpoint"].excess
+    assert len(excess["sentences"]) > 3 and max(excess["sentences"]) <= 0
+    assert excess["wide figures"] and min(excess["wide figures"]) > 100
 
 
-def test_no_formula_is_cut_on_a_phone(browser: Any, site: Path) -> None:
-    tab = browser.new_page(viewport={"width": 390, "height": 800})
-    tab.goto((site / "book" / "sac.html").as_uri())
-    tab.evaluate(LOOK)
-    tab.eval_on_selector_all("article details", "all => all.forEach(part => part.open = true)")
-    cut = tab.eval_on_selector_all(
-        "article span.math",
-        """all => all.filter(f => f.scrollWidth > f.clientWidth + 1 &&
-            getComputedStyle(f).overflowX !== 'auto').map(f => f.textContent)""",
-    )
-    assert not cut
-    tab.close()
+def test_no_formula_is_cut_on_a_phone(visits: dict[str, Visit]) -> None:
+    assert visits["book/sac"].equations[1] > 10 and not visits["book/sac"].cut
 
 
 def test_search_finds_prioritized(browser: Any, site: Path) -> None:

@@ -240,8 +240,8 @@ def test_padded_steps_change_neither_loss_nor_gradient() -> None:
 def test_garbage_in_padded_steps_changes_no_update(algorithm: type[DRQN]) -> None:
     weights = []
     for garbage in (False, True):
-        agent = algorithm("CartPole-v1", seed=1, total_steps=600, learning_starts=10_000)
-        train(agent, progress=False)
+        agent = algorithm("CartPole-v1", seed=1, learning_starts=10_000, eval_every=0)
+        agent.learn(600, progress=False)
         batch = agent.sample()
         assert not batch.mask.all()
         if garbage:
@@ -311,8 +311,9 @@ def test_the_state_that_is_stored_is_the_one_before_the_step() -> None:
 
 @pytest.mark.parametrize("algorithm", RECURRENT)
 def test_target_network_unrolls_its_own_state(algorithm: type[DRQN]) -> None:
-    agent = algorithm("CartPole-v1", seed=3, total_steps=800, learning_starts=10_000, double=False)
-    train(agent, progress=False)
+    settings: dict[str, Any] = {"learning_starts": 10_000, "eval_every": 0}
+    agent = algorithm("CartPole-v1", seed=3, double=False, **settings)
+    agent.learn(800, progress=False)
     batch = agent.sample()
     before = agent.update(batch).metrics["target_mean"]
     with torch.no_grad():  # its recurrent weights alone must change the targets
@@ -323,13 +324,13 @@ def test_target_network_unrolls_its_own_state(algorithm: type[DRQN]) -> None:
 def settings_of_a_short_run(path: Path) -> dict[str, Any]:
     return {
         "run_dir": str(path),
-        "total_steps": 1_500,
+        "total_steps": 750,
         "num_envs": 4,
         "learning_starts": 200,
         "train_frequency": 16,
-        "checkpoint_every": 500,
-        "eval_every": 500,
-        "eval_episodes": 3,
+        "checkpoint_every": 250,
+        "eval_every": 250,
+        "eval_episodes": 2,
         "seed": 5,
     }
 
@@ -372,7 +373,7 @@ def test_a_stopped_run_resumes_exactly(
 
     def stop(transition: Transition) -> None:
         observe(transition)
-        if agent.global_step == 1_236:
+        if agent.global_step == 636:
             if how == "a crash":
                 raise Killed
             signal.raise_signal(signal.SIGTERM)
@@ -387,7 +388,7 @@ def test_a_stopped_run_resumes_exactly(
 
 @pytest.mark.parametrize("algorithm", RECURRENT)
 def test_save_and_load_predict_the_same(algorithm: type[DRQN], tmp_path: Path) -> None:
-    agent = algorithm("CartPole-v1", total_steps=400)
+    agent = algorithm("CartPole-v1", total_steps=400, learning_starts=200, eval_every=0)
     train(agent, progress=False)
     agent.save(tmp_path / "agent.pt")
     copy = algorithm.load(tmp_path / "agent.pt")
@@ -421,6 +422,7 @@ def test_drqn_learns_what_the_past_alone_can_tell(length: int) -> None:
 @pytest.mark.parametrize("algorithm", RECURRENT)
 def test_without_a_carried_state_only_the_step_itself_counts(algorithm: type[DRQN]) -> None:
     settings: dict[str, Any] = {"chunk_length": 20, "n_step": 2, "learning_starts": 200}
+    settings["eval_every"] = 0
     agent = algorithm("CartPole-v1", carry_state=False, **settings)
     agent.learn(400, progress=False)
     batch, gradients = agent.sample(), []
@@ -477,9 +479,9 @@ class GRUR2D2(R2D2):
 def test_any_network_with_the_same_inputs_and_outputs_learns(
     algorithm: type[DRQN], tmp_path: Path
 ) -> None:
-    agent = algorithm("CartPole-v1", learning_starts=200, batch_size=4)
+    agent = algorithm("CartPole-v1", learning_starts=200, batch_size=4, eval_every=0)
     before = [p.detach().clone() for p in agent.q_network.parameters()]
-    agent.learn(600, progress=False)
+    agent.learn(400, progress=False)
     assert agent.replay.open["state"].shape == (1, 12)
     for one, two in zip(before, agent.q_network.parameters(), strict=True):
         assert not torch.equal(one, two)

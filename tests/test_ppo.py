@@ -277,9 +277,8 @@ def test_known_values(clip_value_loss: bool) -> None:
     np.testing.assert_allclose(values, [0.9, 1.0], atol=0.05)
 
 
-@pytest.mark.parametrize("continuous", [False, True])
-def test_truncation_still_bootstraps(continuous: bool) -> None:
-    agent = PPO("rlbook/ConstantReward-v0", env_kwargs={"continuous": continuous}, **PROBE)
+def test_truncation_still_bootstraps() -> None:
+    agent = PPO("rlbook/ConstantReward-v0", env_kwargs={"continuous": True}, **PROBE)
     agent.learn(8_000, progress=False)
     assert agent.values(np.ones((1, 1), np.float32))[0] == pytest.approx(10, abs=0.5)
 

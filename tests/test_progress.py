@@ -55,7 +55,7 @@ def test_in_a_terminal_a_bar_shows_step_evaluation_loss_and_speed(tmp_path: Path
     text = b"".join(pieces).decode()
     last = text.rstrip().split("\r")[-1]
     assert text.count("\r") > 1, "the bar is drawn over itself"
-    for part in ("dqn, seed 0", "2000/2000", "step/s", "loss=", "eval="):
+    for part in ("dqn, seed 0", "1000/1000", "step/s", "loss=", "eval="):
         assert part in last, f"{part} is not in {last!r}"
     assert "100%" in last
 
@@ -70,9 +70,9 @@ def test_in_a_pipe_each_evaluation_is_one_plain_line(tmp_path: Path) -> None:
     line = rf"dqn, seed 0: step ([\d,]+) of ([\d,]+), {score}, [\d,]+ steps/s"
     found = [re.fullmatch(line, each) for each in text.splitlines()]
     assert [each and each.groups() for each in found] == [
-        ("500", "1,000"),
-        ("1,000", "1,000"),
-        ("1,500", "1,500"),
+        ("200", "400"),
+        ("400", "400"),
+        ("600", "600"),
     ]
 
 
@@ -80,7 +80,7 @@ def test_in_a_notebook_one_plain_line_stays_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "1")
-    source = f"from rlbook.dqn import DQN\nagent = DQN(**{SMALL!r})\nresult = agent.learn(1_000)"
+    source = f"from rlbook.dqn import DQN\nagent = DQN(**{SMALL!r})\nresult = agent.learn(500)"
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
     client = nbclient.NotebookClient(
         notebook,
@@ -92,7 +92,7 @@ def test_in_a_notebook_one_plain_line_stays_and_nothing_else(
     outputs = notebook.cells[0].outputs
     assert [output.output_type for output in outputs] == ["display_data"], outputs
     assert list(outputs[0].data) == ["text/plain"], "a widget would need its Javascript"
-    last = r"dqn, seed 0: 1,000 steps in [\d.]+ s \([\d,]+ steps/s\), evaluation \d+\.\d"
+    last = r"dqn, seed 0: 500 steps in [\d.]+ s \([\d,]+ steps/s\), evaluation \d+\.\d"
     assert re.fullmatch(last, outputs[0].data["text/plain"])
 
 

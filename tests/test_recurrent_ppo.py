@@ -447,10 +447,8 @@ def test_known_values() -> None:
     assert values_along(agent, [-1.0, 0.0]) == pytest.approx([0.9, 1.0], abs=0.05)
 
 
-@pytest.mark.parametrize("continuous", [False, True])
-def test_truncation_still_bootstraps(continuous: bool) -> None:
-    env_kwargs = {"continuous": continuous}
-    agent = RecurrentPPO("rlbook/ConstantReward-v0", env_kwargs=env_kwargs, **PROBE)
+def test_truncation_still_bootstraps() -> None:
+    agent = RecurrentPPO("rlbook/ConstantReward-v0", **PROBE)
     agent.learn(8_000, progress=False)
     values = values_along(agent, [1.0] * 10)  # each is 10, though an episode has ten steps
     assert values == pytest.approx([10] * 10, abs=0.7)

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import struct
-import subprocess
 import sys
 import termios
 import threading
@@ -19,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import CHILDREN, TINY, run_rlbook
+from helpers import CHILDREN, TINY, WarmWorker, run_rlbook, run_warm, warm_workers
 
 from rlbook.cli import main
 from rlbook.dqn import DQNConfig
@@ -61,12 +60,14 @@ def small_sweep(folder: Path, say: Callable[[str], None], **own: Any) -> dict[st
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], list[str]]:
     """A small sweep that is done: its folder, its result, what it said."""
     folder = tmp_path_factory.mktemp("swept")
     said: list[str] = []
-    return folder, small_sweep(folder, said.append, command="rlbook sweep dqn"), said
+    with warm_workers():
+        result = small_sweep(folder, said.append, command="rlbook sweep dqn")
+    return folder, result, said
 
 
 Swept = tuple[Path, dict[str, Any], list[str]]
@@ -201,12 +202,12 @@ def test_files_where_a_sweep_is_started_shadow_no_modules(
     sweep("dqn", TINY, seeds=1, directory="runs", jobs=1, say=lambda _: None)
 
 
-def start(folder: Path, *words: str) -> BaseProcess:
+def start(target: Callable[..., None], folder: Path, *words: str) -> BaseProcess:
     """Start a sweep of long runs in a process of its own."""
     settings = {**TINY, "total_steps": 100_000}
     (folder / "base.yaml").write_text(json.dumps({"algo": "dqn", **settings}))
     line = ["sweep", "--config", "base.yaml", *words]
-    process = CHILDREN.Process(target=run_rlbook, args=(line, folder))
+    process = CHILDREN.Process(target=target, args=(line, folder))
     process.start()
     return process
 
@@ -216,39 +217,41 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("runs/*/*/checkpoints/*.pt"))
 
 
-def workers(folder: Path) -> list[int]:
+def workers(folder: Path, parent: int) -> list[int]:
     """Return the worker processes that still run for a sweep in a folder."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            here = os.readlink(entry / "cwd") == str(folder)
-        except OSError:
-            continue
-        if words[2:4] == ["-m", "rlbook.sweep"] and here:
-            found.append(int(entry.name))
+        with contextlib.suppress(OSError):
+            if os.readlink(entry / "cwd") == str(folder) and int(entry.name) != parent:
+                found.append(int(entry.name))
     return found
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+    ("number", "code", "target"),
+    [
+        (signal.SIGINT, 130, run_warm),
+        (signal.SIGTERM, 143, run_warm),
+        (signal.SIGKILL, -9, run_rlbook),  # nobody but the kernel closes the pipes
+    ],
 )
 def test_however_it_ends_its_workers_checkpoint_and_end(
-    tmp_path: Path, number: signal.Signals, code: int
+    tmp_path: Path, number: signal.Signals, code: int, target: Callable[..., None]
 ) -> None:
-    process = start(tmp_path, "--seeds", "3", "--jobs", "1", "--run-dir", "runs")
+    process = start(target, tmp_path, "--seeds", "3", "--jobs", "1", "--run-dir", "runs")
+    assert process.pid is not None
     while not checkpoints(tmp_path):
         assert process.is_alive(), (tmp_path / "err").read_text()
         time.sleep(0.02)
-    assert process.pid is not None
+    assert len(workers(tmp_path, process.pid)) == 1
     os.kill(process.pid, number)
     process.join(90)
     assert process.exitcode == code and (tmp_path / "out").read_text() == ""
     if code > 0:
         err = (tmp_path / "err").read_text()
         assert err == "Stopped with 3 of 3 runs unfinished: the same command goes on.\n"
-        assert workers(tmp_path) == []  # they ended before their parent did
-    while workers(tmp_path):
+        assert workers(tmp_path, process.pid) == []  # they ended before their parent did
+    while workers(tmp_path, process.pid):
         time.sleep(0.02)
     (run_dir,) = {path.parents[1] for path in checkpoints(tmp_path)}
     assert read_outcome(run_dir) is None
@@ -260,15 +263,12 @@ def test_a_stopped_run_ends_with_the_numbers_of_one_left_alone(tmp_path: Path) -
     cut, whole = (
         make_plan("dqn", settings, {name: {}}, [0], tmp_path)[0] for name in ("cut", "whole")
     )
-    text = json.dumps(vars(cut))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "rlbook.sweep", text], stdin=subprocess.PIPE, cwd=tmp_path
-    )
+    process = WarmWorker(cut)
     while process.poll() is None and not list(Path(cut.run_dir).glob("checkpoints/*.pt")):
         time.sleep(0.005)
-    assert process.stdin is not None
     process.stdin.close()  # as when the sweep ends
-    assert process.wait(60) in (0, 143)
+    process.wait(60)
+    assert process.returncode in (0, 143)
     assert run_item(cut).returns == run_item(whole).returns
     one, two = (Path(item.run_dir, "metrics.jsonl").read_bytes() for item in (cut, whole))
     assert one == two
@@ -277,7 +277,8 @@ def test_a_stopped_run_ends_with_the_numbers_of_one_left_alone(tmp_path: Path) -
 def test_a_crash_is_reported_and_stops_nobody(tmp_path: Path) -> None:
     said: list[str] = []
     variants = {"bad": {"lr": 1e30}, "good": {}}
-    with pytest.raises(RunFailed, match=r"1 of 2 runs failed \(bad seed 0\): nothing is written"):
+    message = r"1 of 2 runs failed \(bad seed 0\): nothing is written"
+    with warm_workers(), pytest.raises(RunFailed, match=message):
         sweep("dqn", TINY, variants=variants, seeds=1, directory=tmp_path, say=said.append)
     assert sum("bad, seed 0: failed: The run stopped at step" in line for line in said) == 1
     assert sum("good, seed 0: return" in line for line in said) == 1
@@ -292,7 +293,7 @@ def test_a_killed_worker_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def kill() -> None:
         while not checkpoints(tmp_path):
             time.sleep(0.02)
-        os.kill(workers(tmp_path)[0], signal.SIGKILL)
+        os.kill(workers(tmp_path, os.getpid())[0], signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()
@@ -499,7 +500,7 @@ def test_a_terminal_shows_one_bar_and_a_line_per_run(tmp_path: Path) -> None:
     words = ["sweep", "--config", "base.yaml", "--seeds", "2", "--run-dir", "runs"]
     master, slave = os.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 160, 0, 0))
-    process = CHILDREN.Process(target=run_rlbook, args=(words, tmp_path, os.ttyname(slave)))
+    process = CHILDREN.Process(target=run_warm, args=(words, tmp_path, os.ttyname(slave)))
     process.start()
     shown = b""
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers import TINY
+from helpers import TINY, warm_workers
 
 from rlbook.cluster import as_task, connect, import_ray, knock, run_on_ray, why_it_ended
 from rlbook.progress import Interrupted
@@ -64,18 +64,19 @@ def when_checkpointed(item: Item, number: signal.Signals, whom: str) -> threadin
 def test_both_backends_give_the_same_numbers_bit_for_bit(ray: Any, tmp_path: Path) -> None:
     variants: dict[str, dict[str, Any]] = {"plain": {}, "wide": {"hidden": [16]}}
     said: list[str] = []
-    local, remote = (
-        sweep(
-            "dqn",
-            TINY,
-            variants=variants,
-            seeds=1,
-            directory=tmp_path / backend,
-            backend=backend,
-            say=said.append,
+    with warm_workers():
+        local, remote = (
+            sweep(
+                "dqn",
+                TINY,
+                variants=variants,
+                seeds=1,
+                directory=tmp_path / backend,
+                backend=backend,
+                say=said.append,
+            )
+            for backend in ("local", "ray")
         )
-        for backend in ("local", "ray")
-    )
     for name in variants:
         for key in ("settings", "steps", "returns", "final"):
             assert local["runs"][name][key] == remote["runs"][name][key]
@@ -205,6 +206,7 @@ def test_ray_does_the_runs_of_a_search_and_gives_the_same_scores(tmp_path: Path,
     found = []
     for backend in ("local", "ray"):
         place: dict[str, Any] = {"directory": tmp_path / backend, "backend": backend, "jobs": 1}
-        result = tune("dqn", settings, space=space, trials=2, say=lambda line: None, **place)
+        with warm_workers():
+            result = tune("dqn", settings, space=space, trials=2, say=lambda line: None, **place)
         found.append([(t["state"], t["settings"], t["score"]) for t in result["trials"]])
     assert found[0] == found[1] and found[0][0][0] == "complete"

@@ -1,25 +1,26 @@
 """A search for settings: killed and continued, shared, pruned, and a config that trains."""
 
+import functools
 import json
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import filelock
 import pytest
 import yaml
-from helpers import TINY
+from helpers import CHILDREN, TINY, warm_workers
 
 from rlbook.agent import algorithms
 from rlbook.cli import main
 from rlbook.settings import read_settings
-from rlbook.sweep import Item, Outcome
+from rlbook.sweep import Item, Outcome, start_worker
 from rlbook.tune import Attempt, Study, find_space, ranked, read_space, report, scores, tune
 
 pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'rlbook[tune]'")
@@ -33,22 +34,25 @@ QUIET: dict[str, Any] = {"say": lambda line: None}
 SHORT = {**TINY, "total_steps": 300, "eval_every": 100, "eval_episodes": 2, "checkpoint_every": 50}
 
 
-def start(directory: Path, trials: int, jobs: int = 1, **settings: Any) -> subprocess.Popen[str]:
+@pytest.fixture(autouse=True, scope="module")
+def warm() -> Iterator[None]:
+    """Let searches start processes that need not import the library."""
+    with warm_workers():
+        yield
+
+
+def search(directory: Path, trials: int) -> None:
+    """Search in a process of its own, which writes what it says to a file."""
+    with warm_workers(), open(directory / f"said-{os.getpid()}", "w", buffering=1) as file:
+        say = functools.partial(print, file=file)
+        tune("dqn", SHORT, space=SPACE, trials=trials, jobs=1, directory=directory, say=say)
+
+
+def start(directory: Path, trials: int) -> BaseProcess:
     """Start a search in a process of its own."""
-    code = (
-        "import json, sys; from rlbook.tune import tune; a = json.loads(sys.argv[1]); "
-        "tune('dqn', a['settings'], space=a['space'], trials=a['trials'], jobs=a['jobs'], "
-        "directory=a['directory'])"
-    )
-    words = {
-        "settings": {**SHORT, **settings},
-        "space": SPACE,
-        "trials": trials,
-        "jobs": jobs,
-        "directory": str(directory),
-    }
-    command = [sys.executable, "-c", code, json.dumps(words)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    process = CHILDREN.Process(target=search, args=(directory, trials))
+    process.start()
+    return process
 
 
 def tried(result: dict[str, Any]) -> list[tuple[Any, ...]]:
@@ -118,10 +122,10 @@ def test_a_search_killed_twice_ends_like_one_that_was_left_alone(
         process = start(tmp_path, trials=4)
         deadline = time.monotonic() + 300
         while not list(tmp_path.glob(wanted)):
-            assert process.poll() is None and time.monotonic() < deadline
+            assert process.is_alive() and time.monotonic() < deadline
             time.sleep(0.01)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+        process.kill()
+        process.join()
     result = tune("dqn", SHORT, space=SPACE, trials=4, jobs=1, directory=tmp_path, **QUIET)
     assert tried(result) == tried(whole[1])
     assert sorted(path.name for path in tmp_path.glob("trial_*")) == [
@@ -131,8 +135,10 @@ def test_a_search_killed_twice_ends_like_one_that_was_left_alone(
 
 def test_two_processes_share_a_search(tmp_path: Path) -> None:
     processes = [start(tmp_path, trials=5) for _ in range(2)]
-    said = [process.communicate(timeout=600)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0], said
+    for process in processes:
+        process.join(600)
+    said = [path.read_text() for path in tmp_path.glob("said-*")]
+    assert [process.exitcode for process in processes] == [0, 0], said
     result = json.loads((tmp_path / "result.json").read_text())
     assert [trial["trial"] for trial in result["trials"]] == list(range(5))
     assert all(trial["state"] == "complete" for trial in result["trials"])
@@ -145,7 +151,7 @@ def test_two_processes_share_a_search(tmp_path: Path) -> None:
 def test_pruning_stops_a_trial_before_its_end(tmp_path: Path) -> None:
     """Some learning rates are far too small, so that their scores stay below the others'."""
     space = {"final_epsilon": [0.0, 0.1], "lr": {"low": 1e-5, "high": 1e-2, "log": True}}
-    settings = {**SHORT, "total_steps": 6_000, "eval_every": 200, "eval_episodes": 5}
+    settings = {**SHORT, "total_steps": 4_000, "eval_every": 200, "eval_episodes": 3}
     settings["env_id"] = "CartPole-v1"
     result = tune("dqn", settings, space=space, trials=8, jobs=1, directory=tmp_path, **QUIET)
     pruned = [trial for trial in result["trials"] if trial["state"] == "pruned"]
@@ -154,10 +160,10 @@ def test_pruning_stops_a_trial_before_its_end(tmp_path: Path) -> None:
     for trial in pruned:
         place = tmp_path / f"trial_{trial['trial']:04d}" / "seed_0"
         lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
-        if lines[-1]["global_step"] < 6_000:
+        if lines[-1]["global_step"] < 4_000:
             assert "interrupted" in json.loads((place / "run.json").read_text())["ended"]
             early.append(trial)
-    assert early and all(trial["evaluations"] < 30 for trial in early)
+    assert early and all(trial["evaluations"] < 20 for trial in early)
 
 
 def test_several_seeds_are_a_mean(tmp_path: Path) -> None:
@@ -248,9 +254,11 @@ def test_an_algorithm_of_one_s_own_is_tuned_and_trained(
     (tmp_path / "tuned_own.py").write_text(
         "from rlbook.dqn import DQN\n\n\nclass Mine(DQN):\n    name = 'mine'\n"
     )
+    # Its processes find the module from the current directory, as they do from a shell.
+    monkeypatch.setattr("rlbook.tune.start_worker", start_worker)
     Path("config.yaml").write_text(yaml.safe_dump({"algo": "tuned_own:mine", **SHORT}))
     Path("space.yaml").write_text(yaml.safe_dump({"lr": [1e-3, 1e-2]}))
-    line = "tune --config config.yaml --space space.yaml --trials 2 --run-dir runs/tune"
+    line = "tune --config config.yaml --space space.yaml --trials 1 --run-dir runs/tune"
     assert main(line.split()) == 0
     assert main(["train", "--config", "runs/tune/best.yaml", "--run-dir", "runs/a"]) == 0
     assert main(["tune", "tuned_own:mine", "--run-dir", "runs/b"]) == 2  # without a space

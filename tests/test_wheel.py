@@ -85,17 +85,17 @@ def test_the_installed_wheel_works_without_the_repository(tmp_path: Path) -> Non
         assert done.stderr == ""
         return done.stdout
 
-    code = "import rlbook, json; print(json.dumps([rlbook.__file__, list(rlbook.ALGORITHMS)]))"
-    place, algorithms = json.loads(call("python", "-c", code))
+    code = "import rlbook, json; from rlbook.tune import find_space as space; print(json.dumps("
+    code += "[rlbook.__file__, list(rlbook.ALGORITHMS), list(space('dqn'))]))"
+    place, algorithms, space = json.loads(call("python", "-c", code))
     assert Path(place).is_relative_to(tmp_path / "venv")
+    assert "lr" in space
     listed = call("rlbook", "list")
     assert [line.split()[0] for line in listed.splitlines()[::2]] == algorithms
     assert re.search(r"configs: .*cartpole", listed)
-    code = "from rlbook.tune import find_space; print(*find_space('dqn'))"
-    assert "lr" in call("python", "-c", code).split()
-    short = ["--total-steps", "2000", "--eval-every", "1000", "--eval-episodes", "3"]
+    short = ["--total-steps", "300", "--learning-starts", "200", "--eval-every", "150"]
     trained = call("rlbook", "train", "dqn", "--config", "cartpole", *short, "--run-dir", "run")
-    assert "Done: step 2,000 with a mean return of" in trained
+    assert "Done: step 300 with a mean return of" in trained
     evaluated = json.loads(call("rlbook", "evaluate", "run", "--episodes", "3", "--json"))
     assert len(evaluated["returns"]) == 3 and evaluated["mean"] > 0
     assert sorted(path.name for path in empty.iterdir()) == ["run"]
