@@ -214,7 +214,7 @@ def test_seconds_add_up_over_sessions(tmp_path: Path) -> None:
     words: dict[str, Any] = {"space": SPACE, "directory": tmp_path, **QUIET}
     one = tune("dqn", SHORT, trials=1, **words)
     again = tune("dqn", SHORT, trials=1, **words)  # which has nothing left to do
-    assert again["seconds"] > one["seconds"] > 0
+    assert again["seconds"] >= one["seconds"] > 0
 
 
 def test_a_trial_that_fails_is_told_and_the_search_goes_on(tmp_path: Path) -> None:
