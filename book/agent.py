@@ -508,6 +508,57 @@ assert not_finite(sound) is None
 assert not_finite({**sound, "target": [torch.tensor([0.0, math.nan])]}) == "target.0"
 
 # %% [markdown]
+# ## Nothing is forgotten
+#
+# A network that no checkpoint holds is the most expensive mistake in an algorithm of your own: the
+# agent trains and scores well, and the loaded one plays with fresh weights. So when an agent has
+# been built, we look through its attributes. Every network and every optimiser must be one of the
+# `parts`, or inside of one, and every part must be something that can be saved: it has the methods
+# `state_dict` and `load_state_dict`, as networks, optimisers and the buffers of this book have.
+
+# %%
+#| export
+Learned = torch.nn.Module | torch.nn.Parameter | torch.optim.Optimizer
+
+
+def learned_in(value: Any) -> list[Any]:
+    """List the networks and optimisers in an attribute, which may be a list or dict of them."""
+    inside = list(value.values()) if isinstance(value, dict) else value
+    inside = inside if isinstance(inside, list | tuple) else [value]
+    return [each for each in inside if isinstance(each, Learned)]
+
+
+def check_parts(agent: "Agent") -> None:
+    """Raise unless the parts can be saved and hold all networks and optimisers of the agent."""
+    owner, saved = type(agent).__name__, list[Any]()
+    parts: Any = agent.parts
+    if isinstance(parts, str):  # the comma that makes ("q_network",) a tuple is easily forgotten
+        raise ValueError(f"`parts` of {owner} must be a tuple: write ({parts!r},).")
+    for name in parts:
+        if not hasattr(agent, name):
+            raise ValueError(f"{owner} has the part {name!r}, but `build` makes no self.{name}.")
+        part = getattr(agent, name)
+        if not all(callable(getattr(part, f"{verb}state_dict", None)) for verb in ("", "load_")):
+            what = f"a {type(part).__name__}, which has no state_dict and load_state_dict"
+            cure = "put it into a class that has both, or into a network as its buffer"
+            raise ValueError(f"The part {name!r} of {owner} is {what}: {cure}.")
+        saved.append(part)
+        if not isinstance(part, torch.optim.lr_scheduler.LRScheduler):  # it saves no optimiser
+            saved += learned_in(getattr(part, "__dict__", {}))
+    networks = [part for part in saved if isinstance(part, torch.nn.Module)]
+    ids = {id(each) for each in saved} | {id(p) for part in networks for p in part.parameters()}
+    for name, value in vars(agent).items():
+        for each in learned_in(value):
+            needed = list(each.parameters()) if isinstance(each, torch.nn.Module) else [each]
+            if not all(id(tensor) in ids for tensor in needed):
+                alone = each is value and not isinstance(each, torch.nn.Parameter)
+                cure = "add it to" if alone else "put it into an nn.Module, and that into"
+                raise ValueError(
+                    f"self.{name} of {owner} is in no part, so no checkpoint would hold what it "
+                    f"learns: {cure} `parts`."
+                )
+
+# %% [markdown]
 # ## Compiling
 #
 # With small networks most of an update's time goes into starting operations, not into arithmetic.
@@ -653,6 +704,7 @@ class Agent(ABC):
         self.generator = np.random.default_rng(derive_seed(config.seed, "agent"))
         with seeded_torch(derive_seed(config.seed, "networks")):
             self.build()
+        check_parts(self)
         if config.compile:
             compile_methods(self)
 

@@ -6,6 +6,7 @@ __all__ = [
     "WRAPPERS",
     "Agent",
     "Interface",
+    "Learned",
     "Metrics",
     "Transition",
     "UpdateResult",
@@ -14,6 +15,7 @@ __all__ = [
     "algorithms",
     "as_batch",
     "chapter_modules",
+    "check_parts",
     "check_spaces",
     "compile_methods",
     "find_algorithm",
@@ -21,6 +23,7 @@ __all__ = [
     "find_interface",
     "fits",
     "import_module",
+    "learned_in",
     "load",
     "not_finite",
     "observation_kind",
@@ -277,6 +280,48 @@ def not_finite(state: Any, name: str = "") -> str | None:
     return next(filter(None, (not_finite(v, f"{name}.{k}".strip(".")) for k, v in nested)), None)
 
 
+# %% book/agent.py · Nothing is forgotten
+Learned = torch.nn.Module | torch.nn.Parameter | torch.optim.Optimizer
+
+
+def learned_in(value: Any) -> list[Any]:
+    """List the networks and optimisers in an attribute, which may be a list or dict of them."""
+    inside = list(value.values()) if isinstance(value, dict) else value
+    inside = inside if isinstance(inside, list | tuple) else [value]
+    return [each for each in inside if isinstance(each, Learned)]
+
+
+def check_parts(agent: "Agent") -> None:
+    """Raise unless the parts can be saved and hold all networks and optimisers of the agent."""
+    owner, saved = type(agent).__name__, list[Any]()
+    parts: Any = agent.parts
+    if isinstance(parts, str):  # the comma that makes ("q_network",) a tuple is easily forgotten
+        raise ValueError(f"`parts` of {owner} must be a tuple: write ({parts!r},).")
+    for name in parts:
+        if not hasattr(agent, name):
+            raise ValueError(f"{owner} has the part {name!r}, but `build` makes no self.{name}.")
+        part = getattr(agent, name)
+        if not all(callable(getattr(part, f"{verb}state_dict", None)) for verb in ("", "load_")):
+            what = f"a {type(part).__name__}, which has no state_dict and load_state_dict"
+            cure = "put it into a class that has both, or into a network as its buffer"
+            raise ValueError(f"The part {name!r} of {owner} is {what}: {cure}.")
+        saved.append(part)
+        if not isinstance(part, torch.optim.lr_scheduler.LRScheduler):  # it saves no optimiser
+            saved += learned_in(getattr(part, "__dict__", {}))
+    networks = [part for part in saved if isinstance(part, torch.nn.Module)]
+    ids = {id(each) for each in saved} | {id(p) for part in networks for p in part.parameters()}
+    for name, value in vars(agent).items():
+        for each in learned_in(value):
+            needed = list(each.parameters()) if isinstance(each, torch.nn.Module) else [each]
+            if not all(id(tensor) in ids for tensor in needed):
+                alone = each is value and not isinstance(each, torch.nn.Parameter)
+                cure = "add it to" if alone else "put it into an nn.Module, and that into"
+                raise ValueError(
+                    f"self.{name} of {owner} is in no part, so no checkpoint would hold what it "
+                    f"learns: {cure} `parts`."
+                )
+
+
 # %% book/agent.py · Compiling
 def compile_methods(agent: "Agent") -> None:
     """Replace the methods that compute gradients by compiled ones."""
@@ -370,6 +415,7 @@ class Agent(ABC):
         self.generator = np.random.default_rng(derive_seed(config.seed, "agent"))
         with seeded_torch(derive_seed(config.seed, "networks")):
             self.build()
+        check_parts(self)
         if config.compile:
             compile_methods(self)
 

@@ -21,6 +21,7 @@ import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.wrappers import FlattenObservation, TimeLimit
 from helpers import CHILDREN, assert_same, assert_same_run, in_child, run_rlbook
+from torch import nn
 
 import rlbook
 from rlbook.agent import find_algorithm
@@ -595,3 +596,62 @@ def test_no_environment_outlives_its_run(number: int, tmp_path: Path) -> None:
     while time.monotonic() < deadline and any(alive(pid) for pid in pids):
         time.sleep(0.05)
     assert not any(alive(pid) for pid in pids)
+
+
+# What an algorithm of one's own saves
+
+
+class Keeper:
+    """A class of one's own that holds a network and saves it."""
+
+    def __init__(self) -> None:
+        self.network = nn.Linear(4, 2)
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.network.state_dict())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.network.load_state_dict(state)
+
+
+def made(parts: Any, **attributes: Any) -> rlbook.agent.Agent:
+    """Make an agent with these parts and attributes."""
+
+    class Own(DQN):
+        def build(self) -> None:
+            vars(self).update(attributes)
+
+    Own.parts = parts
+    return Own()
+
+
+def test_what_no_part_saves_is_a_sentence_when_an_agent_is_made() -> None:
+    network = nn.Linear(4, 2)
+    optimizer = torch.optim.Adam(network.parameters())
+    both = {"network": network, "optimizer": optimizer}
+    for name, parts in (("network", ()), ("optimizer", ("network",)), ("network", ("optimizer",))):
+        with pytest.raises(ValueError, match=rf"self\.{name} of Own is in no part.*: add it"):
+            made(parts, **both)
+    with pytest.raises(ValueError, match=r"self\.nets of Own .* into an nn\.Module"):
+        made((), nets=[network])
+    with pytest.raises(ValueError, match=r"self\.alpha of Own .* into an nn\.Module"):
+        made((), alpha=nn.Parameter(torch.zeros(1)))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)  # which does not save its optimiser
+    with pytest.raises(ValueError, match=r"self\.optimizer of Own is in no part"):
+        made(("network", "scheduler"), scheduler=scheduler, **both)
+
+
+def test_what_a_part_holds_is_saved_with_it() -> None:
+    keeper, whole = Keeper(), nn.Sequential(nn.Linear(4, 2), nn.ReLU())
+    made(("keeper",), keeper=keeper, network=keeper.network)
+    made(("whole",), whole=whole, body=whole[0], loss=nn.MSELoss(), layers=[*whole])
+
+
+def test_a_part_that_cannot_be_saved_is_a_sentence() -> None:
+    with pytest.raises(ValueError, match=r"the part 'net', but `build` makes no self\.net"):
+        made(("net",))
+    for value, kind in ((3, "int"), (np.zeros(2), "ndarray"), ({}, "dict")):
+        with pytest.raises(ValueError, match=f"The part 'x' of Own is a {kind}, which has no"):
+            made(("x",), x=value)
+    with pytest.raises(ValueError, match=r"must be a tuple: write \('q_network',\)"):
+        made("q_network")
