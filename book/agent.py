@@ -113,7 +113,7 @@ from rlbook.checkpoint import (
 from rlbook.envs import EVALUATION_ENVS, Evaluation, derive_seed, evaluate, make_env, nearest
 from rlbook.preprocess import Preprocessing
 from rlbook.replay import ReplayConfig, updates_due
-from rlbook.settings import Config, gather_settings, make_config, shipped_configs
+from rlbook.settings import Config, gather_settings, is_file_name, make_config, shipped_configs
 
 if TYPE_CHECKING:  # the loop is the next chapter: it needs the agent, and `learn` needs the loop
     from rlbook.callbacks import Callbacks
@@ -225,6 +225,9 @@ class UpdateResult:
 # so that another process finds the class. A subclass without a `name` of its own, such as DQN with
 # another network, goes by the name of its class. A class that is defined in a notebook or inside a
 # function cannot be imported, so it keeps its plain name.
+#
+# An algorithm that extends one of the book, as DQN with another network does, takes over the
+# configs that come with it: the nearest in its `family` that has some.
 
 # %%
 #| export
@@ -243,6 +246,19 @@ def algorithm_name(agent_class: type["Agent"]) -> str:
     if module.startswith(("rlbook.", "__")) or "<locals>" in agent_class.__qualname__:
         return agent_class.name
     return f"{module}:{agent_class.name if own else agent_class.__name__}"
+
+
+def family(agent_class: type["Agent"]) -> list[str]:
+    """Name an algorithm and those that it extends, the nearest first."""
+    named = [c for c in agent_class.__mro__ if issubclass(c, Agent) and hasattr(c, "name")]
+    return [algorithm_name(each) for each in named]
+
+
+def config_owner(agent_class: type["Agent"], config: str) -> str:
+    """Name the algorithm of a config: of a shipped one, the nearest in the family that has some."""
+    owners = {key.split("/")[0] for key in shipped_configs()}
+    shipped = [] if is_file_name(config) else family(agent_class)
+    return next((name for name in shipped if name in owners), algorithm_name(agent_class))
 
 
 def import_module(module: str, wanted: str) -> Any:
@@ -749,10 +765,8 @@ class Agent(ABC):
     @classmethod
     def from_config(cls, name: str | os.PathLike[str], **settings: Any) -> Self:
         """Make an agent from a shipped config or a YAML file; keywords override it."""
-        # A class without a name of its own takes the shipped configs of the one that it extends.
-        inherited = f"{cls.name}/{name}" in shipped_configs()
-        algo = cls.name if inherited else algorithm_name(cls)
-        _, stored = gather_settings(os.fspath(name), algo)
+        config = os.fspath(name)
+        _, stored = gather_settings(config, config_owner(cls, config))
         return cls(config=make_config(cls.config_class, {**stored, **settings}))
 
     def learn(
