@@ -65,7 +65,7 @@ from rlbook.checkpoint import (
 from rlbook.envs import EVALUATION_ENVS, Evaluation, derive_seed, evaluate, make_env, nearest
 from rlbook.preprocess import Preprocessing
 from rlbook.replay import ReplayConfig, updates_due
-from rlbook.settings import Config, gather_settings, make_config, shipped_configs
+from rlbook.settings import Config, gather_settings, is_file_name, make_config, shipped_configs
 
 if TYPE_CHECKING:  # the loop is the next chapter: it needs the agent, and `learn` needs the loop
     from rlbook.callbacks import Callbacks
@@ -222,6 +222,9 @@ class UpdateResult:
 # process finds the class. A subclass without a `name` of its own, such as DQN with another
 # network, goes by the name of its class. A class that is defined in a notebook or inside a
 # function cannot be imported, so it keeps its plain name.
+#
+# An algorithm that extends one of the book, as DQN with another network does, takes over the
+# configs that come with it: the nearest in its `family` that has some.
 
 # %%
 #| export
@@ -262,6 +265,19 @@ assert algorithm_name(Mine) == "my_things:mine"
 def chapter_modules() -> list[str]:
     """The modules of the book in its order, as the exporter wrote them down."""
     return (importlib.resources.files("rlbook") / "chapters.txt").read_text().split()
+
+
+def family(agent_class: type["Agent"]) -> list[str]:
+    """Name an algorithm and those that it extends, the nearest first."""
+    named = [c for c in agent_class.__mro__ if issubclass(c, Agent) and hasattr(c, "name")]
+    return [algorithm_name(each) for each in named]
+
+
+def config_owner(agent_class: type["Agent"], config: str) -> str:
+    """Name the algorithm of a config: of a shipped one, the nearest in the family that has some."""
+    owners = {key.split("/")[0] for key in shipped_configs()}
+    shipped = [] if is_file_name(config) else family(agent_class)
+    return next((name for name in shipped if name in owners), algorithm_name(agent_class))
 
 
 def import_module(module: str, wanted: str) -> Any:
@@ -533,6 +549,57 @@ assert not_finite(sound) is None
 assert not_finite({**sound, "target": [torch.tensor([0.0, math.nan])]}) == "target.0"
 
 # %% [markdown]
+# ## Nothing is forgotten
+#
+# A network that no checkpoint holds is the most expensive mistake in an algorithm of your own: the
+# agent trains and scores well, and the loaded one plays with fresh weights. So when an agent has
+# been built, we look through its attributes. Every network and every optimiser must be one of the
+# `parts`, or inside of one, and every part must be something that can be saved: it has the methods
+# `state_dict` and `load_state_dict`, as networks, optimisers and the buffers of this book have.
+
+# %%
+#| export
+Learned = torch.nn.Module | torch.nn.Parameter | torch.optim.Optimizer
+
+
+def learned_in(value: Any) -> list[Any]:
+    """List the networks and optimisers in an attribute, which may be a list or dict of them."""
+    inside = list(value.values()) if isinstance(value, dict) else value
+    inside = inside if isinstance(inside, list | tuple) else [value]
+    return [each for each in inside if isinstance(each, Learned)]
+
+
+def check_parts(agent: "Agent") -> None:
+    """Raise unless the parts can be saved and hold all networks and optimisers of the agent."""
+    owner, saved = type(agent).__name__, list[Any]()
+    parts: Any = agent.parts
+    if isinstance(parts, str):  # the comma that makes ("q_network",) a tuple is easily forgotten
+        raise ValueError(f"`parts` of {owner} must be a tuple: write ({parts!r},).")
+    for name in parts:
+        if not hasattr(agent, name):
+            raise ValueError(f"{owner} has the part {name!r}, but `build` makes no self.{name}.")
+        part = getattr(agent, name)
+        if not all(callable(getattr(part, f"{verb}state_dict", None)) for verb in ("", "load_")):
+            what = f"a {type(part).__name__}, which has no state_dict and load_state_dict"
+            cure = "put it into a class that has both, or into a network as its buffer"
+            raise ValueError(f"The part {name!r} of {owner} is {what}: {cure}.")
+        saved.append(part)
+        if not isinstance(part, torch.optim.lr_scheduler.LRScheduler):  # it saves no optimiser
+            saved += learned_in(getattr(part, "__dict__", {}))
+    networks = [part for part in saved if isinstance(part, torch.nn.Module)]
+    ids = {id(each) for each in saved} | {id(p) for part in networks for p in part.parameters()}
+    for name, value in vars(agent).items():
+        for each in learned_in(value):
+            needed = list(each.parameters()) if isinstance(each, torch.nn.Module) else [each]
+            if not all(id(tensor) in ids for tensor in needed):
+                alone = each is value and not isinstance(each, torch.nn.Parameter)
+                cure = "add it to" if alone else "put it into an nn.Module, and that into"
+                raise ValueError(
+                    f"self.{name} of {owner} is in no part, so no checkpoint would hold what it "
+                    f"learns: {cure} `parts`."
+                )
+
+# %% [markdown]
 # ## Compiling
 #
 # With small networks most of an update's time goes into starting operations, not into arithmetic.
@@ -684,6 +751,7 @@ class Agent(ABC):
         self.generator = np.random.default_rng(derive_seed(config.seed, "agent"))
         with seeded_torch(derive_seed(config.seed, "networks")):
             self.build()
+        check_parts(self)
         if config.compile:
             compile_methods(self)
 
@@ -728,10 +796,8 @@ class Agent(ABC):
     @classmethod
     def from_config(cls, name: str | os.PathLike[str], **settings: Any) -> Self:
         """Make an agent from a shipped config or a YAML file; keywords override it."""
-        # A class without a name of its own takes the shipped configs of the one that it extends.
-        inherited = f"{cls.name}/{name}" in shipped_configs()
-        algo = cls.name if inherited else algorithm_name(cls)
-        _, stored = gather_settings(os.fspath(name), algo)
+        config = os.fspath(name)
+        _, stored = gather_settings(config, config_owner(cls, config))
         return cls(config=make_config(cls.config_class, {**stored, **settings}))
 
     def learn(

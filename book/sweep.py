@@ -52,8 +52,8 @@ import numpy as np
 from scipy import stats
 from tqdm import tqdm
 
-from rlbook.agent import find_algorithm
-from rlbook.envs import mean_interval
+from rlbook.agent import Agent, algorithm_name, find_algorithm
+from rlbook.envs import mean_interval, name_env
 from rlbook.progress import Interrupted, Progress, RunFailed, catch_signals
 from rlbook.run import RunDirectory, resume, train, versions
 from rlbook.settings import Config, check_names, make_config, parse_yaml, read_settings
@@ -65,6 +65,7 @@ from statistics import NormalDist
 import matplotlib.pyplot as plt
 
 from rlbook.cli import main
+from rlbook.envs import MaskedCartPole
 from rlbook.figures import COLORS, PALETTE, load_result, plot_result, plot_scores, use_style
 
 use_style()
@@ -294,6 +295,42 @@ def folder_names(variants: Sequence[str]) -> list[str]:
 assert folder_names(["lr=0.1", "a b"]) == ["lr=0.1", "a-b"]
 assert folder_names(["lr=0.1", "a b", "a-b"]) == ["lr=0.1", "a-b", "a-b_2"]
 
+# %% [markdown]
+# From Python, an algorithm may be given as its class, and an environment as a function or class that
+# makes it. Other processes know them by name only, so they must stand in a module that those can
+# import.
+
+# %%
+#| export
+def name_algorithm(algo: str | type[Agent]) -> str:
+    """Return the name by which other processes find an algorithm."""
+    if not (isinstance(algo, type) and issubclass(algo, Agent)):
+        return str(algo)
+    name = algorithm_name(algo)
+    if ":" not in name and not algo.__module__.startswith("rlbook."):
+        raise ValueError(
+            f"{algo.__name__} is defined in a notebook, a script or a function, where other "
+            f"processes cannot import it: move it to a module, and name it `module:{name}`."
+        )
+    return name
+
+
+def name_environment(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings whose environment other processes can import, named if it is not yet."""
+    given = settings.get("env_id")
+    if given is None:
+        return settings
+    env_id = given if isinstance(given, str) else name_env(given)
+    if env_id.startswith(("local:", "__main__:")):
+        raise ValueError(
+            f"Setting 'env_id' is {re.split('[:.]', env_id)[-1]!r}, which other processes cannot "
+            "import: make it with a function in a module, and name it `module:function`."
+        )
+    return {**settings, "env_id": env_id}
+
+# %%
+assert name_environment({"env_id": MaskedCartPole})["env_id"] == "rlbook.envs:MaskedCartPole"
+
 # %%
 #| export
 def make_plan(
@@ -309,8 +346,8 @@ def make_plan(
         for setting in SET_BY_THE_SWEEP:
             if setting in (own or {}):
                 raise ValueError(f"A variant cannot set {setting!r}: the sweep does.")
-        whole = {"algo": algo, **settings, **(own or {})}
-        own_algo = str(whole.pop("algo"))
+        whole = name_environment({"algo": algo, **settings, **(own or {})})
+        own_algo = name_algorithm(whole.pop("algo"))
         check_names(find_algorithm(own_algo).config_class, whole)
         runs.append((own_algo, name, directory / folder, whole))
     return [
@@ -913,7 +950,7 @@ print((folder / "brief.json").read_text())
 # %%
 #| export
 def sweep(
-    algo: str,
+    algo: str | type[Agent],
     settings: dict[str, Any],
     *,
     variants: Variants | None = None,
@@ -929,6 +966,7 @@ def sweep(
     run_all = find_backend(backend)
     if jobs is not None and jobs < 1:
         raise ValueError(f"`jobs` must be a whole number above 0, not {jobs}.")
+    algo, settings = name_algorithm(algo), name_environment(settings)
     chosen = {algo: {}} if variants is None else variants
     env_id = make_config(find_algorithm(algo).config_class, settings).env_id
     folder = Path(directory or "runs/sweep-" + re.sub(r"[^\w.]+", "-", f"{algo}-{env_id}"))

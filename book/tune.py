@@ -50,13 +50,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pydantic import create_model
 
-from rlbook.agent import find_algorithm
+from rlbook.agent import Agent, family, find_algorithm
 from rlbook.cluster import RETRIES, as_task, cancel, connect, do_item, import_ray, why_it_ended
 from rlbook.envs import derive_seed
 from rlbook.figures import COLORS, STYLE
 from rlbook.progress import Interrupted, RunFailed, catch_signals
 from rlbook.run import versions
-from rlbook.settings import Config, check_names, make_config, read_settings, write_settings
+from rlbook.settings import (
+    Config,
+    check_names,
+    make_config,
+    read_settings,
+    read_value,
+    write_settings,
+)
 from rlbook.sweep import (
     SET_BY_THE_SWEEP,
     Item,
@@ -67,6 +74,8 @@ from rlbook.sweep import (
     check_writable,
     cores,
     make_plan,
+    name_algorithm,
+    name_environment,
     overrides,
     plain,
     read_outcome,
@@ -130,7 +139,8 @@ with contextlib.chdir(folder):
 # A search space is a file with a line for each setting: a range or a list of choices. Learning
 # rates are searched on a logarithmic scale, since the step from 0.001 to 0.002 matters as much as
 # that from 0.0001 to 0.0002. A range between whole numbers gives whole numbers. Each algorithm
-# comes with such a file, and `--space my.yaml` names another. This is DQN's:
+# comes with such a file, which an algorithm that extends it takes too, and `--space my.yaml` names
+# another. This is DQN's:
 
 # %%
 print((importlib.resources.files("rlbook") / "spaces" / "dqn.yaml").read_text())
@@ -174,14 +184,16 @@ Space = tuple[Dimension, ...]
 
 def read_dimension(name: str, given: Any, config_class: type[Config]) -> Dimension:
     """Read one line of a search space, or say what is wrong with it."""
-    what = f"The search space of {name!r}"
-    numbers = (int, float)
+    what, field_info = f"The search space of {name!r}", config_class.model_fields[name]
+    numbers, hint = (int, float), field_info.annotation
     if isinstance(given, list) and given:
-        dimension = Dimension(name, choices=tuple(given))
+        choices = [v if isinstance(v, list) else read_value(v, hint) for v in given]
+        dimension = Dimension(name, choices=tuple(choices))
         if len(dimension.labels) < len(given):
             raise ValueError(f"{what} has a choice twice.")
     elif isinstance(given, dict) and {"low", "high"} <= set(given) <= {"low", "high", "log"}:
-        low, high, log = given["low"], given["high"], given.get("log", False)
+        low, high = (read_value(given[end], hint) for end in ("low", "high"))
+        log = given.get("log", False)
         if type(low) not in numbers or type(high) not in numbers or not low < high:
             raise ValueError(f"{what} must go from a number `low` to a higher one `high`.")
         if type(log) is not bool or (log and low <= 0):
@@ -190,7 +202,6 @@ def read_dimension(name: str, given: Any, config_class: type[Config]) -> Dimensi
         dimension = Dimension(name, low, high, log, whole)
     else:
         raise ValueError(f"{what} must be a list of choices, or {{low: 1, high: 9, log: true}}.")
-    field_info = config_class.model_fields[name]
     own: dict[str, Any] = {name: (field_info.annotation, field_info)}
     checked = create_model(config_class.__name__, __base__=Config, **own)
     for value in dimension.choices or (dimension.low, dimension.high):
@@ -210,14 +221,17 @@ def read_space(given: Mapping[str, Any], config_class: type[Config]) -> Space:
 
 
 def find_space(algo: str, file: str | os.PathLike[str] | None = None) -> dict[str, Any]:
-    """Read a file with a search space, or the one that comes with an algorithm."""
-    shipped = Path(str(importlib.resources.files("rlbook"))) / "spaces" / f"{algo}.yaml"
-    path = shipped if file is None else Path(file)
-    if not path.is_file():
-        if file is None:
-            raise ValueError(f"{algo!r} comes without a search space: name a file with --space.")
-        raise ValueError(f"There is no search space {str(path)!r}.")
-    return read_settings(path)
+    """Read a file with a search space, or that of an algorithm or of the one that it extends."""
+    if file is not None:
+        if not Path(file).is_file():
+            raise ValueError(f"There is no search space {str(file)!r}.")
+        return read_settings(Path(file))
+    folder = Path(str(importlib.resources.files("rlbook"))) / "spaces"
+    for name in family(find_algorithm(algo)):
+        if (folder / f"{name}.yaml").is_file():
+            return read_settings(folder / f"{name}.yaml")
+    example = "{lr: {low: 1e-4, high: 1e-2, log: true}}"
+    raise ValueError(f"{algo!r} comes without a search space: give one as `space`: {example}.")
 
 # %%
 lr, hidden = read_space({"lr": {"low": 1e-4, "high": 1e-2, "log": True}, "hidden": [[64], [64, 64]]}, DQNConfig)
@@ -746,7 +760,7 @@ def write_findings(study: Study, result: dict[str, Any], top: int = 5) -> None:
 
 
 def tune(
-    algo: str,
+    algo: str | type[Agent],
     settings: dict[str, Any],
     *,
     space: Mapping[str, Any] | None = None,
@@ -766,6 +780,7 @@ def tune(
     if out is not None and Path(out).suffix != ".json":
         raise ValueError(f"{out} cannot be a result: name a file NAME.json.")
     import_optuna()  # says what is missing before anything runs
+    algo, settings = name_algorithm(algo), name_environment(settings)
     config_class = find_algorithm(algo).config_class
     dimensions = read_space(find_space(algo) if space is None else space, config_class)
     numbers = check_seeds(seeds)

@@ -6,6 +6,7 @@ __all__ = [
     "WRAPPERS",
     "Agent",
     "Interface",
+    "Learned",
     "Metrics",
     "Transition",
     "UpdateResult",
@@ -14,14 +15,18 @@ __all__ = [
     "algorithms",
     "as_batch",
     "chapter_modules",
+    "check_parts",
     "check_spaces",
     "compile_methods",
+    "config_owner",
+    "family",
     "find_algorithm",
     "find_device",
     "find_interface",
     "fits",
     "has_lstm",
     "import_module",
+    "learned_in",
     "load",
     "not_finite",
     "observation_kind",
@@ -63,7 +68,7 @@ from rlbook.checkpoint import (
 from rlbook.envs import EVALUATION_ENVS, Evaluation, derive_seed, evaluate, make_env, nearest
 from rlbook.preprocess import Preprocessing
 from rlbook.replay import ReplayConfig, updates_due
-from rlbook.settings import Config, gather_settings, make_config, shipped_configs
+from rlbook.settings import Config, gather_settings, is_file_name, make_config, shipped_configs
 
 if TYPE_CHECKING:  # the loop is the next chapter: it needs the agent, and `learn` needs the loop
     from rlbook.callbacks import Callbacks
@@ -111,6 +116,19 @@ def algorithm_name(agent_class: type["Agent"]) -> str:
 def chapter_modules() -> list[str]:
     """The modules of the book in its order, as the exporter wrote them down."""
     return (importlib.resources.files("rlbook") / "chapters.txt").read_text().split()
+
+
+def family(agent_class: type["Agent"]) -> list[str]:
+    """Name an algorithm and those that it extends, the nearest first."""
+    named = [c for c in agent_class.__mro__ if issubclass(c, Agent) and hasattr(c, "name")]
+    return [algorithm_name(each) for each in named]
+
+
+def config_owner(agent_class: type["Agent"], config: str) -> str:
+    """Name the algorithm of a config: of a shipped one, the nearest in the family that has some."""
+    owners = {key.split("/")[0] for key in shipped_configs()}
+    shipped = [] if is_file_name(config) else family(agent_class)
+    return next((name for name in shipped if name in owners), algorithm_name(agent_class))
 
 
 def import_module(module: str, wanted: str) -> Any:
@@ -279,6 +297,48 @@ def not_finite(state: Any, name: str = "") -> str | None:
     return next(filter(None, (not_finite(v, f"{name}.{k}".strip(".")) for k, v in nested)), None)
 
 
+# %% book/agent.py · Nothing is forgotten
+Learned = torch.nn.Module | torch.nn.Parameter | torch.optim.Optimizer
+
+
+def learned_in(value: Any) -> list[Any]:
+    """List the networks and optimisers in an attribute, which may be a list or dict of them."""
+    inside = list(value.values()) if isinstance(value, dict) else value
+    inside = inside if isinstance(inside, list | tuple) else [value]
+    return [each for each in inside if isinstance(each, Learned)]
+
+
+def check_parts(agent: "Agent") -> None:
+    """Raise unless the parts can be saved and hold all networks and optimisers of the agent."""
+    owner, saved = type(agent).__name__, list[Any]()
+    parts: Any = agent.parts
+    if isinstance(parts, str):  # the comma that makes ("q_network",) a tuple is easily forgotten
+        raise ValueError(f"`parts` of {owner} must be a tuple: write ({parts!r},).")
+    for name in parts:
+        if not hasattr(agent, name):
+            raise ValueError(f"{owner} has the part {name!r}, but `build` makes no self.{name}.")
+        part = getattr(agent, name)
+        if not all(callable(getattr(part, f"{verb}state_dict", None)) for verb in ("", "load_")):
+            what = f"a {type(part).__name__}, which has no state_dict and load_state_dict"
+            cure = "put it into a class that has both, or into a network as its buffer"
+            raise ValueError(f"The part {name!r} of {owner} is {what}: {cure}.")
+        saved.append(part)
+        if not isinstance(part, torch.optim.lr_scheduler.LRScheduler):  # it saves no optimiser
+            saved += learned_in(getattr(part, "__dict__", {}))
+    networks = [part for part in saved if isinstance(part, torch.nn.Module)]
+    ids = {id(each) for each in saved} | {id(p) for part in networks for p in part.parameters()}
+    for name, value in vars(agent).items():
+        for each in learned_in(value):
+            needed = list(each.parameters()) if isinstance(each, torch.nn.Module) else [each]
+            if not all(id(tensor) in ids for tensor in needed):
+                alone = each is value and not isinstance(each, torch.nn.Parameter)
+                cure = "add it to" if alone else "put it into an nn.Module, and that into"
+                raise ValueError(
+                    f"self.{name} of {owner} is in no part, so no checkpoint would hold what it "
+                    f"learns: {cure} `parts`."
+                )
+
+
 # %% book/agent.py · Compiling
 def has_lstm(agent: "Agent") -> bool:
     """Say whether a network of the agent has an LSTM in it."""
@@ -378,6 +438,7 @@ class Agent(ABC):
         self.generator = np.random.default_rng(derive_seed(config.seed, "agent"))
         with seeded_torch(derive_seed(config.seed, "networks")):
             self.build()
+        check_parts(self)
         if config.compile:
             compile_methods(self)
 
@@ -422,10 +483,8 @@ class Agent(ABC):
     @classmethod
     def from_config(cls, name: str | os.PathLike[str], **settings: Any) -> Self:
         """Make an agent from a shipped config or a YAML file; keywords override it."""
-        # A class without a name of its own takes the shipped configs of the one that it extends.
-        inherited = f"{cls.name}/{name}" in shipped_configs()
-        algo = cls.name if inherited else algorithm_name(cls)
-        _, stored = gather_settings(os.fspath(name), algo)
+        config = os.fspath(name)
+        _, stored = gather_settings(config, config_owner(cls, config))
         return cls(config=make_config(cls.config_class, {**stored, **settings}))
 
     def learn(

@@ -185,15 +185,17 @@ def list_command(parser: Parser, arguments: list[str]) -> int:
 # %% book/cli.py · Flags and files
 def choose(arguments: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
     """Find the algorithm and the settings of the config file before the flags are known."""
-    named = arguments[0] if arguments and not arguments[0].startswith("-") else None
-    if named is not None:
-        from rlbook.agent import find_algorithm
-
-        find_algorithm(named)
     first = Parser("", add_help=False)
     first.add_argument("--config")
     config = first.parse_known_args(arguments)[0].config
-    return (named, {}) if config is None else gather_settings(config, named)
+    if not arguments or arguments[0].startswith("-"):
+        return (None, {}) if config is None else gather_settings(config, None)
+    from rlbook.agent import config_owner, find_algorithm
+
+    agent_class = find_algorithm(arguments[0])
+    if config is None:
+        return arguments[0], {}
+    return arguments[0], gather_settings(config, config_owner(agent_class, config))[1]
 
 
 COMMON = ("env_id", "env_kwargs", "num_envs", "total_steps", "seed", "run_dir")

@@ -17,6 +17,7 @@ __all__ = [
     "flag_name",
     "flag_settings",
     "gather_settings",
+    "is_file_name",
     "make_config",
     "nearest_setting",
     "parse_yaml",
@@ -276,11 +277,16 @@ def shipped_configs() -> dict[str, Path]:
     return {f"{path.parent.name}/{path.stem}": path for path in sorted(folder.glob("*/*.yaml"))}
 
 
+def is_file_name(config: str) -> bool:
+    """Say whether a config is named by its path, not by the name of a shipped one."""
+    return config.endswith((".yaml", ".yml")) or "/" in config
+
+
 def find_config(name: str, algo: str | None) -> Path:
     """Find a YAML file by its path, or a shipped one by its name."""
     shipped = shipped_configs()
     names = [key.split("/")[1] for key in shipped if key.startswith(f"{algo}/")]
-    if name.endswith((".yaml", ".yml")) or "/" in name:
+    if is_file_name(name):
         path = Path(name)
         if not path.is_file():
             beside = [str(file) for file in path.parent.glob("*.y*ml")]

@@ -21,6 +21,7 @@ import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.wrappers import FlattenObservation, TimeLimit
 from helpers import CHILDREN, assert_same, assert_same_run, in_child, run_rlbook
+from torch import nn
 
 import rlbook
 from rlbook.agent import find_algorithm
@@ -30,7 +31,9 @@ from rlbook.dqn import DQN, DQNConfig
 from rlbook.envs import close_vector_env, make_env, name_env
 from rlbook.progress import RunFailed
 from rlbook.run import Collector, Run, RunDirectory, resume, train
-from rlbook.settings import Config
+from rlbook.settings import Config, read_settings
+from rlbook.sweep import sweep
+from rlbook.tune import tune
 
 SMALL: dict[str, Any] = {
     "hidden": (8,),
@@ -618,3 +621,118 @@ def test_no_environment_outlives_its_run(number: int, tmp_path: Path) -> None:
     while time.monotonic() < deadline and any(alive(pid) for pid in pids):
         time.sleep(0.05)
     assert not any(alive(pid) for pid in pids)
+
+
+# What an algorithm of one's own saves
+
+
+class Keeper:
+    """A class of one's own that holds a network and saves it."""
+
+    def __init__(self) -> None:
+        self.network = nn.Linear(4, 2)
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.network.state_dict())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.network.load_state_dict(state)
+
+
+def made(parts: Any, **attributes: Any) -> rlbook.agent.Agent:
+    """Make an agent with these parts and attributes."""
+
+    class Own(DQN):
+        def build(self) -> None:
+            vars(self).update(attributes)
+
+    Own.parts = parts
+    return Own()
+
+
+def test_what_no_part_saves_is_a_sentence_when_an_agent_is_made() -> None:
+    network = nn.Linear(4, 2)
+    optimizer = torch.optim.Adam(network.parameters())
+    both = {"network": network, "optimizer": optimizer}
+    for name, parts in (("network", ()), ("optimizer", ("network",)), ("network", ("optimizer",))):
+        with pytest.raises(ValueError, match=rf"self\.{name} of Own is in no part.*: add it"):
+            made(parts, **both)
+    with pytest.raises(ValueError, match=r"self\.nets of Own .* into an nn\.Module"):
+        made((), nets=[network])
+    with pytest.raises(ValueError, match=r"self\.alpha of Own .* into an nn\.Module"):
+        made((), alpha=nn.Parameter(torch.zeros(1)))
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)  # which does not save its optimiser
+    with pytest.raises(ValueError, match=r"self\.optimizer of Own is in no part"):
+        made(("network", "scheduler"), scheduler=scheduler, **both)
+
+
+def test_what_a_part_holds_is_saved_with_it() -> None:
+    keeper, whole = Keeper(), nn.Sequential(nn.Linear(4, 2), nn.ReLU())
+    made(("keeper",), keeper=keeper, network=keeper.network)
+    made(("whole",), whole=whole, body=whole[0], loss=nn.MSELoss(), layers=[*whole])
+
+
+def test_a_part_that_cannot_be_saved_is_a_sentence() -> None:
+    with pytest.raises(ValueError, match=r"the part 'net', but `build` makes no self\.net"):
+        made(("net",))
+    for value, kind in ((3, "int"), (np.zeros(2), "ndarray"), ({}, "dict")):
+        with pytest.raises(ValueError, match=f"The part 'x' of Own is a {kind}, which has no"):
+            made(("x",), x=value)
+    with pytest.raises(ValueError, match=r"must be a tuple: write \('q_network',\)"):
+        made("q_network")
+
+
+# What an algorithm of one's own takes over
+
+
+def test_it_takes_the_configs_of_the_algorithm_that_it_extends(own: Path) -> None:
+    (own / "named_things.py").write_text(
+        "from rlbook import DQN\n\nclass Named(DQN):\n    name = 'named'\n\n"
+        "class Below(Named):\n    name = 'below'\n"
+    )
+    stored = DQN.from_config("cartpole").config.model_dump()
+    for name in ("named", "below"):
+        agent_class = find_algorithm(f"named_things:{name}")
+        assert agent_class.from_config("cartpole").config.model_dump() == stored
+    words = ["train", "named_things:below", "--config"]
+    said = shell(*words, "cartpole", *TINY, "--run-dir", "a", folder=own)
+    assert said.returncode == 0, said.stderr
+    assert rlbook.load(own / "a").config.train_frequency == stored["train_frequency"]  # type: ignore[attr-defined]
+    said = shell(*words, "cartpol", folder=own)
+    assert said.returncode == 2 and "Did you mean 'cartpole'?" in said.stderr
+    (own / "mine.yaml").write_text("algo: dqn")
+    with pytest.raises(ValueError, match=r"mine.yaml is for 'dqn', not for 'named_things:below'"):
+        find_algorithm("named_things:below").from_config("mine.yaml")
+
+
+# Sweeps
+
+
+SHORT: dict[str, Any] = {**SMALL, "total_steps": 40, "eval_every": 20, "eval_episodes": 1}
+HUSHED: dict[str, Any] = {"say": lambda line: None, "jobs": 1}
+
+
+def test_python_sweeps_and_tunes_classes_and_functions(own: Path) -> None:
+    import own_things
+
+    settings = {**SHORT, "env_id": own_things.make_corridor}
+    found = sweep(own_things.DuelingDQN, settings, seeds=1, directory="s", **HUSHED)
+    assert found["algo"] == "own_things:dueling" and found["env_id"] == "own_things:make_corridor"
+    space = {"lr": [1e-3]}
+    tune(own_things.DuelingDQN, settings, space=space, trials=1, directory="t", **HUSHED)
+    best = read_settings(Path("t/best.yaml"))
+    assert (best["algo"], best["env_id"]) == ("own_things:dueling", "own_things:make_corridor")
+
+
+@pytest.mark.parametrize("search", [sweep, tune])
+def test_what_other_processes_cannot_import_is_a_sentence(search: Any) -> None:
+    with pytest.raises(ValueError, match=r"Setting 'env_id' is '<lambda>.*', which .* in a module"):
+        search("dqn", {**SHORT, "env_id": lambda: make_short(5)})
+    with pytest.raises(ValueError, match=r"Setting 'env_id' is 'made', which other processes"):
+        search("dqn", {**SHORT, "env_id": "__main__:made"})
+
+    class Local(DQN):
+        """Inside a function."""
+
+    with pytest.raises(ValueError, match=r"Local is defined in .*: move it to a module"):
+        search(Local, SHORT)

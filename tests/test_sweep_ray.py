@@ -1,5 +1,6 @@
 """Sweeps on Ray: the same numbers as without it, whatever happens to a worker."""
 
+import importlib
 import json
 import os
 import signal
@@ -210,3 +211,20 @@ def test_ray_does_the_runs_of_a_search_and_gives_the_same_scores(tmp_path: Path,
             result = tune("dqn", settings, space=space, trials=2, say=lambda line: None, **place)
         found.append([(t["state"], t["settings"], t["score"]) for t in result["trials"]])
     assert found[0] == found[1] and found[0][0][0] == "complete"
+
+
+def test_ray_sweeps_an_algorithm_of_ones_own_in_an_environment_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray: Any
+) -> None:
+    (tmp_path / "ray_things.py").write_text(
+        "from rlbook.dqn import DQN\nfrom rlbook.envs import ObservationReward\n\n\n"
+        "def make_mine():\n    return ObservationReward()\n\n\n"
+        "class Mine(DQN):\n    name = 'mine'\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = importlib.import_module("ray_things")
+    place: dict[str, Any] = {"seeds": 1, "directory": tmp_path / "s", "backend": "ray"}
+    settings = {**TINY, "env_id": mine.make_mine}
+    found = sweep(mine.Mine, settings, say=lambda line: None, **place)
+    assert list(found["runs"]) == ["ray_things:mine"] and found["env_id"] == "ray_things:make_mine"

@@ -17,8 +17,9 @@ import pytest
 import yaml
 from helpers import CHILDREN, TINY, warm_workers
 
-from rlbook.agent import algorithms
+from rlbook.agent import REGISTRY, Agent, algorithms
 from rlbook.cli import main
+from rlbook.dqn import DQNConfig
 from rlbook.settings import read_settings
 from rlbook.sweep import Item, Outcome, start_worker
 from rlbook.tune import Attempt, Study, find_space, ranked, read_space, report, scores, tune
@@ -261,7 +262,24 @@ def test_an_algorithm_of_one_s_own_is_tuned_and_trained(
     line = "tune --config config.yaml --space space.yaml --trials 1 --run-dir runs/tune"
     assert main(line.split()) == 0
     assert main(["train", "--config", "runs/tune/best.yaml", "--run-dir", "runs/a"]) == 0
-    assert main(["tune", "tuned_own:mine", "--run-dir", "runs/b"]) == 2  # without a space
+    assert find_space("tuned_own:mine") == find_space("dqn")  # of the algorithm that it extends
+
+
+def test_an_algorithm_without_a_space_says_so_in_words_for_python_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(REGISTRY, "alone", Agent)
+    with pytest.raises(ValueError, match=r"'alone' comes without .*: give one as `space`: \{lr: "):
+        find_space("alone")
+
+
+def test_numbers_of_a_space_are_read_as_settings_are(tmp_path: Path) -> None:
+    path = tmp_path / "space.yaml"  # YAML takes 1e-4 for a text
+    path.write_text("lr: {low: 1e-4, high: 1e-2, log: true}\ntau: [5e-3, 1]\nhidden: [[8], [4, 4]]")
+    lr, tau, hidden = read_space(find_space("dqn", path), DQNConfig)
+    assert (lr.low, lr.high, lr.whole) == (1e-4, 1e-2, False)
+    assert tau.choices == (5e-3, 1.0) and hidden.choices == ([8], [4, 4])
+    assert not read_space({"gamma": {"low": 0, "high": 1}}, DQNConfig)[0].whole
 
 
 BAD: list[tuple[list[str], str]] = [
