@@ -192,13 +192,12 @@ class TRPO(A2C):
         step = largest_step(fisher, direction, config.target_kl)
         start = flatten(parameters).detach()
 
-        @torch.no_grad()
         def attempt(fraction: float) -> tuple[Tensor, Tensor]:
             """Go this fraction of the step; return the improvement and the KL divergence."""
             set_parameters(parameters, start + fraction * step)
             new = self.policy(batch.obs)
             new_loss = trpo_loss(new.log_prob(batch.action), batch.log_prob, advantage)
-            return loss - new_loss, mean_kl(old, new)
+            return (loss - new_loss).detach(), mean_kl(old, new).detach()
 
         fraction, steps = 1.0, 0
         if config.line_search:
