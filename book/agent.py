@@ -600,6 +600,27 @@ def check_parts(agent: "Agent") -> None:
                 )
 
 # %% [markdown]
+# An algorithm also has to say what its settings are and what it learns from. Both are checked before
+# anything is built.
+
+# %%
+#| export
+def check_algorithm(agent_class: type["Agent"]) -> None:
+    """Raise unless a class has a name, settings, and a way to get what it learns from."""
+    owner, config_class = agent_class.__name__, getattr(agent_class, "config_class", None)
+    if not hasattr(agent_class, "name"):
+        raise ValueError(f"{owner} needs a name, such as `name = {owner.lower()!r}`.")
+    if not (isinstance(config_class, type) and issubclass(config_class, Config)):
+        raise ValueError(f"{owner} needs a `config_class`: a subclass of rlbook.settings.Config.")
+    if agent_class.batches is not Agent.batches:
+        return
+    if agent_class.sample is Agent.sample or not issubclass(config_class, ReplayConfig):
+        raise ValueError(
+            f"{owner} needs a method `batches`, which yields what to learn from; or, to learn from "
+            "replay, a method `sample` and settings that extend ReplayConfig."
+        )
+
+# %% [markdown]
 # ## Compiling
 #
 # With small networks most of an update's time goes into starting operations, not into arithmetic.
@@ -736,6 +757,7 @@ class Agent(ABC):
         interface: Interface | None = None,
         **settings: Any,
     ) -> None:
+        check_algorithm(type(self))
         if config is None:
             named = {} if env_id is None else {"env_id": env_id}
             config = make_config(self.config_class, {**named, **settings})

@@ -64,7 +64,7 @@ from rlbook.agent import (
     find_algorithm,
     torch_for_learning,
 )
-from rlbook.callbacks import Callbacks, make_callbacks
+from rlbook.callbacks import Callbacks, check_callbacks, make_callbacks
 from rlbook.checkpoint import CheckpointDirectory, CheckpointError
 from rlbook.envs import (
     EVALUATION_ENVS,
@@ -75,6 +75,7 @@ from rlbook.envs import (
     make_env,
     make_vector_env,
     true_next_obs,
+    try_env,
 )
 from rlbook.progress import Interrupted, Progress, RunFailed, catch_signals
 from rlbook.settings import Config, make_config, read_settings, write_settings
@@ -407,6 +408,11 @@ class RunDirectory:
             )
         if agent.config.tensorboard:
             tensorboard_class()  # a mistake is better told before anything is written
+        env = make_env(agent.config.env_id, agent.config.env_kwargs)
+        try:
+            try_env(env)
+        finally:
+            env.close()
         try:
             directory.path.mkdir(parents=True, exist_ok=True)
             write_settings(directory.config_path, algorithm_name(type(agent)), agent.config)
@@ -526,6 +532,24 @@ for bad in (np.nan, 1e40):
 
 # %%
 #| export
+def check_action(agent: Agent, acted: Any, count: int) -> None:
+    """Raise unless `act` returned `count` actions of the action space, and a state."""
+    act = f"`act` of {type(agent).__name__} must return"
+    if not isinstance(acted, tuple) or len(acted) != 2:
+        raise RunFailed(f"{act} a pair: actions, and the state (None without one).")
+    actions, space = np.asarray(acted[0]), agent.action_space
+    if not isinstance(space, gym.spaces.Discrete | gym.spaces.Box):
+        return  # of another kind, which only an algorithm of your own can have
+    if actions.shape != (count, *(space.shape or ())):
+        raise RunFailed(f"{act} an array with one action for each of {count} observations.")
+    if isinstance(space, gym.spaces.Box):
+        sound = np.allclose(actions, np.clip(actions, space.low, space.high), 1e-4, 1e-4)
+    else:
+        sound = all(space.contains(action) for action in actions)
+    if not sound:
+        raise RunFailed(f"{act} actions of {space}, not {actions.tolist()}.")
+
+
 @contextmanager
 def lost_process() -> Iterator[None]:
     """Say in a sentence that an environment with a process of its own is gone."""
@@ -607,7 +631,10 @@ class Collector:
         try:
             preprocessing.update(self.obs)
             obs = preprocessing.prepare(self.obs)
-            action, next_state = agent.act(obs, state, start, explore=True)
+            acted = agent.act(obs, state, start, explore=True)
+            if not self.actions:  # the first since a reset: later ones will be alike
+                check_action(agent, acted, len(start))
+            action, next_state = acted
             played = self.play(action)
             fresh_obs = self.reset(step) if checkpoint else None
         except BaseException:
@@ -1098,6 +1125,7 @@ def train(
     agent: Agent, progress: bool = True, callbacks: Callbacks = (), until: int | None = None
 ) -> RunResult:
     """Train an agent up to `total_steps` or to the step `until`, in its directory if it has one."""
+    check_callbacks(callbacks)
     if agent.directory:  # `learn` called again: settings may have changed
         write_settings(agent.directory.config_path, algorithm_name(type(agent)), agent.config)
     elif agent.config.run_dir:
@@ -1122,6 +1150,7 @@ def resume(
     callbacks: Callbacks = (),
 ) -> RunResult:
     """Go on with a run from its newest sound checkpoint, as if it had never been stopped."""
+    check_callbacks(callbacks)
     directory = RunDirectory.open(path)
     settings = read_settings(directory.config_path)
     agent_class = find_algorithm(str(settings.pop("algo", None)))

@@ -7,6 +7,7 @@ __all__ = [
     "KeepBest",
     "StopAtReturn",
     "StopWithoutImprovement",
+    "check_callbacks",
     "make_callbacks",
 ]
 
@@ -106,6 +107,18 @@ class KeepBest(Callback):
 
 
 # %% book/callbacks.py · From a setting
+def check_callbacks(callbacks: Any) -> None:
+    """Raise unless these are callbacks in a list, and not their classes."""
+    if not isinstance(callbacks, list | tuple):
+        raise ValueError("`callbacks` must be a list: write callbacks=[...].")
+    for each in callbacks:
+        if isinstance(each, type):
+            name = each.__name__
+            raise ValueError(f"A callback is an instance, not a class: write {name}(...).")
+        if not isinstance(each, Callback):
+            raise ValueError(f"{each!r} is no callback: extend rlbook.callbacks.Callback.")
+
+
 def make_callbacks(config: Config) -> list[Callback]:
     """Make the callbacks that the settings ask for."""
     made: list[Callback] = []

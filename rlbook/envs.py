@@ -30,6 +30,7 @@ __all__ = [
     "one_number",
     "register_env",
     "true_next_obs",
+    "try_env",
     "what_is_meant",
 ]
 
@@ -119,6 +120,9 @@ def make_env(
         raise ValueError(f"Environment {env_id!r} {what}.") from error
     if not isinstance(env, gym.Env):
         raise ValueError(f"{env_id!r} made a {type(env).__name__}, which is no gymnasium.Env.")
+    for space in ("observation_space", "action_space"):
+        if not isinstance(getattr(env, space, None), gym.Space):
+            raise ValueError(f"{env_id!r} has no {space}: set self.{space} in its __init__.")
     return env
 
 
@@ -290,26 +294,50 @@ def one_number(reward: Any) -> float:
 class CheckShapes(gym.Wrapper[Any, Any, Any, Any]):
     """Raises when an observation or a reward has not the shape that it should have."""
 
-    def check(self, obs: Any) -> None:
-        """Compare the shape of an observation with its space."""
-        shape = self.observation_space.shape
-        if shape is not None and np.shape(obs) != shape:
+    def check(self, returned: Any, what: str) -> None:
+        """Compare what a method returned with `what` it should return, and with the space."""
+        if not isinstance(returned, tuple) or len(returned) != len(what.split(", ")):
             raise ValueError(
-                f"The environment returned an observation of the shape {np.shape(obs)}, but its "
-                f"space says {shape}."
+                f"The environment returned something else than `{what}`, which Gymnasium asks for."
+            )
+        found, shape = np.shape(returned[0]), self.observation_space.shape
+        if shape is not None and found != shape:
+            raise ValueError(
+                f"The environment returned an observation of the shape {found}, but its space says "
+                f"{shape}."
             )
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         """Start an episode."""
-        obs, info = self.env.reset(**options)
-        self.check(obs)
-        return obs, info
+        returned = self.env.reset(**options)
+        self.check(returned, "obs, info")
+        return returned
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Take a step."""
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        self.check(obs)
+        returned = self.env.step(action)
+        self.check(returned, "obs, reward, terminated, truncated, info")
+        obs, reward, terminated, truncated, info = returned
         return obs, one_number(reward), terminated, truncated, info
+
+
+def try_env(env: gym.Env) -> None:
+    """Reset an environment and take a step, so that a mistake is told before a run begins."""
+    space = copy.deepcopy(env.action_space)  # which has a generator of its own
+    space.seed(0)
+    checked = CheckShapes(env)
+    try:
+        checked.reset(seed=0)
+        checked.step(space.sample())
+    except Exception as error:
+        if "unexpected keyword argument 'seed'" in str(error):
+            how = "write `def reset(self, *, seed=None, options=None)`"
+            raise ValueError(f"The environment's `reset` takes no seed: {how}.") from error
+        if env.unwrapped is not env:
+            try_env(env.unwrapped)  # a wrapper may have stumbled over what this one returns
+        if not str(error).startswith("The environment returned"):
+            error.add_note("The environment raised this when it was tried.")
+        raise
 
 
 def make_vector_env(
@@ -413,6 +441,7 @@ def evaluate(
     if not envs or episodes < 1:
         raise ValueError("An evaluation needs at least one episode.")
     count, space = min(len(envs), episodes), envs[0].observation_space
+    envs = [CheckShapes(env) for env in envs]  # as in training
     obs = np.zeros((count, *(space.shape or ())), space.dtype)
     for i in range(count):
         obs[i], _ = envs[i].reset(seed=derive_seed(seed, i))

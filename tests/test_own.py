@@ -736,3 +736,117 @@ def test_what_other_processes_cannot_import_is_a_sentence(search: Any) -> None:
 
     with pytest.raises(ValueError, match=r"Local is defined in .*: move it to a module"):
         search(Local, SHORT)
+
+
+# The first mistakes in an environment and in an algorithm
+
+
+class Old(CartPoleEnv):
+    """CartPole as environments were before Gymnasium, or with another mistake."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+        if what == "spaces":
+            del self.action_space
+
+    def reset(self, **keywords: Any) -> Any:
+        if self.what == "seed" and "seed" in keywords:
+            raise TypeError("Old.reset() got an unexpected keyword argument 'seed'")
+        obs, info = super().reset(**keywords)
+        return obs if self.what == "reset" else (obs, info)
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = super().step(action)
+        if self.what == "step":
+            return obs, reward, terminated, info
+        return obs, ("one" if self.what == "reward" else reward), terminated, truncated, info
+
+
+def make_old(what: str) -> gym.Env:
+    """Wrap it."""
+    return TimeLimit(Old(what), 50)
+
+
+@pytest.mark.parametrize("maker", ["Old", "make_old"])
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("spaces", "has no action_space: set self.action_space in its __init__."),
+        ("seed", "`reset` takes no seed: write `def reset(self, *, seed=None, options=None)`."),
+        ("reset", "something else than `obs, info`, which Gymnasium asks for."),
+        ("step", "something else than `obs, reward, terminated, truncated, info`, which"),
+        ("reward", "returned the reward 'one', which is not one number."),
+    ],
+)
+def test_a_wrong_environment_is_a_sentence_before_anything_is_written(
+    maker: str, what: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = ["--env-id", f"{__name__}:{maker}", "--run-dir", str(tmp_path / "run")]
+    assert main(["train", "dqn", *place, "--env-kwargs", f"{{what: {what}}}"]) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+class OneEntry(CartPoleEnv):
+    """CartPole whose reward is an array of one entry."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *rest = super().step(action)
+        return obs, np.array([reward]), *rest
+
+
+def test_a_reward_of_one_entry_is_evaluated_too() -> None:
+    agent = DQN(OneEntry, **SMALL)
+    assert agent.evaluate(episodes=2).mean > 1
+
+
+class Acting(DQN):
+    """DQN whose actions a test decides."""
+
+    answer: Any = None
+
+    def act(self, obs: Any, state: Any, episode_start: Any, explore: bool) -> Any:
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (np.zeros(1, int), "must return a pair: actions, and the state"),
+        ((np.zeros(2, int), None), "one action for each of 1 observations"),
+        ((np.full(1, 2), None), r"actions of Discrete\(2\), not \[2\]"),
+        ((np.full(1, 0.5), None), r"actions of Discrete\(2\), not \[0.5\]"),
+    ],
+)
+def test_a_wrong_action_is_a_sentence_at_the_first_step(answer: Any, message: str) -> None:
+    agent = Acting(**SMALL)
+    agent.answer = answer
+    with pytest.raises(RunFailed, match=f"`act` of Acting .*{message}"):
+        agent.learn(10, progress=False)
+
+
+def test_an_algorithm_without_settings_or_batches_is_a_sentence() -> None:
+    class Bare(rlbook.agent.Agent):
+        build = act = observe = update = lambda self, *given: None  # type: ignore[assignment]
+
+    with pytest.raises(ValueError, match="Bare needs a name, such as `name = 'bare'`"):
+        Bare()
+    Bare.name = "bare"
+    with pytest.raises(ValueError, match="Bare needs a `config_class`: a subclass of"):
+        Bare()
+    for config_class in (Config, DQNConfig):
+        Bare.config_class = config_class
+        with pytest.raises(ValueError, match="Bare needs a method `batches`, which yields"):
+            Bare()
+
+
+def test_callbacks_of_the_wrong_kind_are_a_sentence() -> None:
+    agent = DQN(**SMALL)
+    with pytest.raises(ValueError, match=r"an instance, not a class: write KeepBest\(\.\.\.\)"):
+        agent.learn(5, callbacks=[rlbook.callbacks.KeepBest])  # type: ignore[list-item]
+    with pytest.raises(ValueError, match=r"`callbacks` must be a list"):
+        agent.learn(5, callbacks=rlbook.callbacks.KeepBest())  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"3 is no callback: extend"):
+        agent.learn(5, callbacks=[3])  # type: ignore[list-item]
