@@ -241,7 +241,7 @@ def check_callbacks(callbacks: Any) -> None:
         if isinstance(each, type):
             name = each.__name__
             raise ValueError(f"A callback is an instance, not a class: write {name}(...).")
-        if not isinstance(each, Callback):
+        if not hasattr(each, "after_step"):
             raise ValueError(f"{each!r} is no callback: extend rlbook.callbacks.Callback.")
 
 
