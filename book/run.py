@@ -950,7 +950,7 @@ class Run:
             if self.compiling:
                 self.progress.announce("compiling the update, which can take a minute")
                 self.compiling = False
-            metrics = agent.update(batch).metrics
+            metrics = getattr(agent.update(batch), "metrics", {})  # an algorithm may return nothing
             agent.updates += 1
         if metrics is None:
             return  # no update was due

@@ -302,7 +302,9 @@ class SarsaConfig(Config):
 
 # %% [markdown]
 # An algorithm is a subclass of `Agent` with a `name`, a class of settings, `parts` and five
-# methods. `parts` names the attributes that learning depends on, so that checkpoints save them.
+# methods. `parts` names the attributes that learning depends on, so that checkpoints save them:
+# networks, optimisers, buffers, anything with `state_dict` and `load_state_dict`. A network or
+# optimiser that no part saves is an error as soon as an agent is made.
 #
 # - `build` makes networks and optimisers.
 # - `act` chooses an action for each observation of a batch. It takes random numbers from
@@ -311,8 +313,11 @@ class SarsaConfig(Config):
 # - `batches` yields what to learn from after this step. SARSA learns from each step once, so it
 #   needs no buffer. (An agent with a replay buffer has `sample` instead, as [DQN](dqn.ipynb)
 #   does.)
-# - `update` makes one gradient step on a batch. `loss` must be among the metrics that it returns:
-#   the run stops if it is not finite.
+# - `update` makes one gradient step on a batch and returns an `UpdateResult` with its metrics,
+#   scalar tensors by name. `loss` must be among them: the run stops if it is not finite.
+#
+# If the forward pass, the loss and `loss.backward()` are in a method of their own, its name in
+# `compiled` lets the setting `compile` compile it, as in [DQN](dqn.ipynb).
 #
 # The next action is sampled from the policy at the next observation, also if the episode was
 # truncated there.
@@ -531,6 +536,14 @@ shutil.rmtree(folder)
 # - Another process cannot import what a notebook or the script that you started defines. A run
 #   remembers such an environment as `__main__:make_cliff`. If you resume it elsewhere, the error
 #   says what to do.
+# - `FlattenObservation` sorts the keys of a dictionary. `predict` takes the vector as the
+#   environment gives it, so flatten by the same wrapper, not by hand.
+# - `rlbook watch` asks for pictures: a function that makes an environment needs a `render_mode`
+#   argument for that, and passes it on.
+# - Put the environment and the algorithm into two files if an agent shall be loaded where the
+#   simulator is not installed: loading imports the algorithm's file alone.
+# - `rlbook tune` needs a file with the ranges of your settings, `--space my.yaml`, unless your
+#   algorithm extends one of the book: [Tuning](tune.ipynb) shows such files.
 # - An algorithm of yours may take other observations than vectors and images: declare
 #   `observations = "other"`. But the buffers of this book store only arrays.
 

@@ -649,10 +649,14 @@ def test_a_loss_that_is_no_number_amid_several_updates_stops_at_their_step() -> 
     assert len(ruined) == 1 and f"stopped at step {ruined[0]} " in str(failure.value)
 
 
-@pytest.mark.parametrize("metrics", [{}, {"q_mean": torch.zeros(())}], ids=["none", "another"])
-def test_an_update_that_returns_no_loss_is_told_what_to_return(metrics: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "returned",
+    [UpdateResult({}), UpdateResult({"q_mean": torch.zeros(())}), {"loss": 1.0}, None],
+    ids=["no metrics", "another", "a dictionary", "nothing"],
+)
+def test_an_update_that_returns_no_loss_is_told_what_to_return(returned: Any) -> None:
     agent = DQN(**TINY)
-    agent.update = lambda batch: UpdateResult(metrics)  # type: ignore[method-assign]
+    agent.update = lambda batch: returned  # type: ignore[method-assign]
     with pytest.raises(RunFailed, match=r"`update` of dqn must return a loss, as in UpdateResult"):
         train(agent, progress=False)
 
