@@ -54,10 +54,12 @@ def chapter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> types.ModuleType
     return place
 
 
-def train_a_little(agent: Agent, *arguments: Any, **keywords: Any) -> RunResult:
+def train_a_little(
+    agent: Agent, progress: bool = True, callbacks: Any = (), until: int | None = None
+) -> RunResult:
     """Train as `train` does, but not for long."""
-    until = keywords.pop("until", None) or agent.config.total_steps
-    return train(agent, *arguments, until=min(until, agent.global_step + SHORT), **keywords)
+    end = min(until or agent.config.total_steps, agent.global_step + SHORT)
+    return train(agent, progress, callbacks, end)
 
 
 def fill(place: types.ModuleType, name: str) -> types.ModuleType:
