@@ -493,11 +493,11 @@ def test_any_network_with_the_same_inputs_and_outputs_learns(
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_a_copy_learns_as_the_original_does(algorithm: type[DRQN], how: str) -> None:
     agent = algorithm("CartPole-v1", num_envs=2, learning_starts=200, batch_size=4, eval_every=0)
-    agent.learn(400, progress=False)
+    agent.learn(300, progress=False)
     twin = copy.deepcopy(agent) if how == "deepcopy" else pickle.loads(pickle.dumps(agent))
     before = parameters(agent)
     for each in (agent, twin):
-        each.learn(300, progress=False)
+        each.learn(100, progress=False)
     assert not torch.equal(parameters(agent), before)
     states = agent.state_dict(), twin.state_dict()
     for state in states:  # a copied array has other bytes between its fields
