@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import rlbook
 from rlbook import figures
 from rlbook.agent import Agent
+from rlbook.policy_gradient import GaussianPolicy
 from rlbook.replay import Batch
 from rlbook.run import train
 from rlbook.sac import squashed_sample
@@ -287,6 +288,11 @@ def copy_layers(ours: nn.Module, *theirs: nn.Module) -> None:
             parameter.copy_(source)
 
 
+def shared_layers(module: Any) -> nn.Module:
+    """Return the layers that both sides have: theirs keeps a Gaussian's deviation elsewhere."""
+    return module.mlp if isinstance(module, GaussianPolicy) else module
+
+
 def silent(model: Any) -> Any:
     """Keep their model from printing."""
     model.set_logger(importlib.import_module("stable_baselines3.common.logger").configure(None, []))
@@ -394,7 +400,8 @@ def their_networks(task: Any, model: Any) -> tuple[list[nn.Module], list[nn.Modu
 def fill_rollout(agent: Any, buffer: Any, steps: list[dict[str, Any]]) -> None:
     """Put their rollout into our buffer, with what their environments returned at each step."""
     rollout = agent.rollout
-    rollout.obs[:], rollout.action[:] = buffer.observations, buffer.actions[..., 0]
+    rollout.obs[:] = buffer.observations
+    rollout.action[:] = buffer.actions.reshape(rollout.action.shape)
     for t, step in enumerate(steps):
         rollout.reward[t], rollout.next_obs[t] = step["rewards"], step["new_obs"]
         rollout.ended[t] = rollout.terminated[t] = step["dones"]
@@ -446,7 +453,7 @@ def test_on_policy_algorithms_learn_the_same_from_a_rollout(
 
         def _on_rollout_end(self) -> None:
             policy, values = their_networks(task, model)
-            copy_layers(agent.policy, *policy)
+            copy_layers(shared_layers(agent.policy), *policy)
             copy_layers(agent.value_network, *values)
             agent.global_step = self.num_timesteps
             buffer = model.rollout_buffer
@@ -461,10 +468,19 @@ def test_on_policy_algorithms_learn_the_same_from_a_rollout(
     assert torch.allclose(found, change["advantages"][0], atol=1e-4)
     for batch in agent.batches():
         agent.update(batch)
-    ours = [weights(agent.policy), weights(agent.value_network)]
+    ours = [weights(shared_layers(agent.policy)), weights(agent.value_network)]
     for before, mine, yours in zip(change["before"], ours, change["theirs"], strict=True):
         assert (yours - before).norm() > 1e-3
         assert (mine - yours).norm() < ON_POLICY[name] * (yours - before).norm()
+
+
+@pytest.mark.parametrize("limit", [500, 4])
+def test_ppo_learns_the_same_from_continuous_actions(
+    parity: ModuleType, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swinging = dataclasses.replace(parity.TASKS["ppo"], env_id="Pendulum-v1")
+    monkeypatch.setitem(parity.TASKS, "ppo", swinging)
+    test_on_policy_algorithms_learn_the_same_from_a_rollout(parity, "ppo", limit, monkeypatch)
 
 
 # Running it
