@@ -1041,8 +1041,8 @@ assert max(parts["runs"]["no shifts"]["final"]) < min(parts["runs"]["all parts"]
 # %% [markdown]
 # **The shifts** buy almost all there is to buy: the best seed without them ends far below the worst seed
 # of the whole. **The saturation penalty** and **the target critic** seem to buy speed: without them the
-# mean at 3,000 steps is lower, in each case mostly because of one seed. (Without the penalty, that seed
-# has the return of an actor that sits in a corner.) At the end most of the difference is gone. **3-step
+# mean at 3,000 steps is lower, without the penalty mostly because of one seed, which has the return
+# of an actor that sits in a corner. At the end most of the difference is gone. **3-step
 # returns** seem to cost a little: 1-step returns end higher. A likely reason: here every step has a
 # reward and the goal is close, so there is no distant reward that a longer return would reach
 # sooner.
@@ -1050,6 +1050,10 @@ assert max(parts["runs"]["no shifts"]["final"]) < min(parts["runs"]["all parts"]
 # **The other six buy nothing here that five seeds could show**: noise that falls, that is clipped in
 # updates or that is there at all (500 random steps seem to be exploration enough), a delayed actor, a
 # second critic, and an encoder that is trained by the critic loss alone.
+#
+# These runs, and those on Pendulum below, were made with rlbook 0.1.0. Its updates differed in one
+# thing: critic and actor took their steps together, so the actor's gradient used the critic from
+# before its step.
 #
 # ## The shifts on Pendulum
 #
