@@ -31,7 +31,7 @@
 # |---|---|
 # | Builds on | [Environments](envs.ipynb), [Replay](replay.ipynb), [Settings](settings.ipynb), [Checkpoints](checkpoint.ipynb) |
 # | New here | what passes between agent and loop, the registry, an agent's own random numbers, `compile` |
-# | Next | [The run](run.ipynb) holds the loop that calls all this |
+# | Used by | [The run](run.ipynb), which holds the loop that calls all this |
 
 # %% tags=["hide-input"]
 #| export
@@ -214,17 +214,14 @@ class UpdateResult:
 # ## Which algorithms there are
 #
 # The command line, the loader and the error messages need to know all algorithms. Nobody should
-# have to remember to edit a list, so a class puts itself into the registry when Python defines it
-# (`__init_subclass__` in `Agent` does that).
+# have to remember to edit a list, so a class with a `name` of its own puts itself into the
+# registry when Python defines it (`__init_subclass__` in `Agent` does that).
 #
-# Under which name? An algorithm of your own is in a module of yours. It is named `module:name`, as
-# an environment is named `module:Name-v0`. Runs and checkpoints store this name, so that another
-# process finds the class. A subclass without a `name` of its own, such as DQN with another
-# network, goes by the name of its class. A class that is defined in a notebook or inside a
-# function cannot be imported, so it keeps its plain name.
-#
-# An algorithm that extends one of the book, as DQN with another network does, takes over the
-# configs that come with it: the nearest in its `family` that has some.
+# Under which name? An algorithm of the book goes by its `name`. An algorithm of your own is in a
+# module of yours. It is named `module:name`, as an environment is named `module:Name-v0`. Runs and
+# checkpoints store this name, so that another process finds the class. A subclass without a `name`
+# of its own, such as DQN with another network, goes by the name of its class. A class that is
+# defined in a notebook or inside a function cannot be imported, so it keeps its plain name.
 
 # %%
 #| export
@@ -258,6 +255,11 @@ assert algorithm_name(Mine) == "my_things:mine"
 # To find an algorithm by its name, we import the module that defines it: the chapter of that name,
 # or the module before the colon. To list all algorithms, we import the chapters in the order of
 # the book. If a name is unknown, the error names the nearest one.
+#
+# The book comes with files of settings for its algorithms, the [shipped configs](settings.ipynb).
+# An algorithm that extends one of the book, as DQN with another network does, uses these too:
+# `family` lists an algorithm and those that it extends, and `config_owner` takes the nearest one
+# that has shipped configs.
 
 # %%
 #| export
@@ -406,11 +408,11 @@ assert action_kind(gym.spaces.Box(-2, 2, (1,))) == "continuous"
 # %% [markdown]
 # ## Randomness with an owner
 #
-# `torch.manual_seed(0)` at the top of a script makes it repeatable until somebody adds one random
-# number somewhere. In this book every agent, buffer and run draws from a generator of its own,
-# whose state is saved with it, and nothing changes a global one. There is one obstacle: PyTorch
-# draws the initial weights of a layer from its global generator. So we make networks inside
-# `fork_rng`, which restores the global generator afterwards.
+# `torch.manual_seed(0)` at the top of a script makes it repeatable. But if you then draw one more
+# random number somewhere, all later ones change. In this book every agent, buffer and run draws
+# from a generator of its own, whose state is saved with it, and nothing changes a global one.
+# There is one obstacle: PyTorch draws the initial weights of a layer from its global generator. So
+# we make networks inside `fork_rng`, which restores the global generator afterwards.
 
 # %%
 #| export
@@ -436,10 +438,10 @@ assert torch.equal(torch.rand(1), expected)  # and the global generator never no
 # ## Threads and devices
 #
 # Two settings say where and how torch computes. While an agent learns, `torch_for_learning` sets
-# the number of `threads`, and that numbers below $10^{-38}$ are rounded to zero. Adam makes many
-# such *denormal* numbers when a gradient stays zero, and processors are slow with them.
-# `find_device` turns the setting `device` into a device, or into a sentence if the machine has
-# none of that name.
+# the number of `threads` and rounds numbers below $10^{-38}$ to zero. Adam makes many such
+# *denormal* numbers when a gradient stays zero, and processors are slow with them. `find_device`
+# turns the setting `device` into a device, or into a sentence if the machine has none of that
+# name.
 
 # %%
 #| export
@@ -632,10 +634,10 @@ def check_algorithm(agent_class: type["Agent"]) -> None:
 # Three options are important. `trace_autograd_ops` allows a backward pass inside a compiled
 # function. `fullgraph=True` makes PyTorch raise an error where it cannot compile everything.
 # Without it, PyTorch leaves out what it cannot compile, and gradients can be lost with no message
-# at all. LSTMs are such a case, so recurrent agents list no method, and the error says why. And a
-# program is compiled for one set of settings and shapes: agents with the same ones share it, and
-# `recompile_limit` is the number of programs that one process may have. [Speed](speed.ipynb)
-# measures what compiling gains and costs.
+# at all. PyTorch cannot compile a backward pass through an LSTM, so recurrent agents list no
+# method, and the error says why. And a program is compiled for one set of settings and shapes:
+# agents with the same ones share it, and `recompile_limit` is the number of programs that one
+# process may have. [Speed](speed.ipynb) measures what compiling gains and costs.
 
 # %%
 #| export

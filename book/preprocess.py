@@ -184,9 +184,10 @@ assert np.allclose(statistics.variance, many.var(axis=0))
 # $$R_t = \gamma R_{t-1} + r_t,$$
 #
 # and divide each reward by the deviation of all $R_t$ so far. (A return discounts the future, and
-# this sum discounts the past. It has the same size, and it is known at step $t$.) By hand: rewards
-# of 1, 1, 1 with $\gamma = 0.5$ give $R = 1$, $1.5$ and $1.75$. Their variance is $0.097$ and the
-# deviation $0.312$, so the third reward counts as $1 / 0.312 = 3.2$.
+# this sum discounts the past. It has the same size, and it is known at step $t$.) What comes out
+# is clipped to ±10, as observations are. By hand: rewards of 1, 1, 1 with $\gamma = 0.5$ give
+# $R = 1$, $1.5$ and $1.75$. Their variance is $0.097$ and the deviation $0.312$, so the third
+# reward counts as $1 / 0.312 = 3.2$.
 
 # %%
 statistics, discounted = RunningStatistics(()), np.zeros(1)
@@ -442,7 +443,7 @@ print(f"variance of 1, 3, 8: {sums.variance():.4f}, as it should be: {26 / 3:.4f
 #
 # Clipping changes the task: a reward of 100 and a reward of 1 become the same. Dividing all
 # rewards by one number divides all returns by it, so the best policy stays the best, as long as
-# the number does not move.
+# the number does not move and no scaled reward is beyond ±10, where we clip, too.
 #
 # ```python
 # small, large = np.array([1.0]), np.array([100.0])

@@ -495,9 +495,10 @@ assert not crosses(step=1000, advance=4, every=0)  # 0 means never
 #    terminated), so that no n-step return and no stored sequence reaches across the reset.
 #
 # What if you press Ctrl-C between two checkpoints? You want to go on from there, not from
-# thousands of steps before. So the collector keeps all actions since the last reset. To return to
-# the same step, it resets the environments with the same seed and repeats the actions, which is
-# quick because nothing is learned on the way.
+# thousands of steps before. The checkpoint that is written then is in the middle of the episodes.
+# So the collector keeps all actions since the last reset. To return to the same step, it resets
+# the environments with the same seed and repeats the actions, which is quick because nothing is
+# learned on the way.
 #
 # And what if the environment itself fails, after a day of training? The environments run only in
 # the first three parts of a step, and until then almost nothing has changed. `play` steps the
@@ -527,8 +528,9 @@ for bad in (np.nan, 1e40):
 
 # %% [markdown]
 # Environments may have processes of their own. If such a process is killed, `lost_process` turns
-# the broken connection into a sentence. And if no episode at all has ended between two
-# checkpoints, `checkpoint_every` is probably too small, and `warn_of_cuts` tells the user so.
+# the broken connection into a sentence. `check_action` checks what an agent's `act` returns, at
+# the first step after each reset. And if no episode at all has ended between two checkpoints,
+# `checkpoint_every` is probably too small, and `warn_of_cuts` tells the user so.
 
 # %%
 #| export
@@ -851,12 +853,12 @@ assert np.array_equal(first, second) and agent.state_dict()["generator"] == befo
 #
 # `train` runs until the last step, or until something stops it: a signal, after which the current
 # step is finished; an environment that raises an exception or returns a number that is not finite;
-# a full disk. In each case the last sound state is saved, and the message says how to go on. Which
+# a full disk. The last sound state is saved if it can be, and the message says how to go on. Which
 # state is sound? `whole_step` is the last step that was done as a whole: collected, learned from
 # and logged. If the agent is still at that step, nothing is half done. If it is not, an update may
 # have changed some weights and not others. Then nothing is saved, and the run goes on from the
-# last checkpoint. An exception of another kind keeps its type and its traceback, which leads to
-# the line that raised it, and gets a note.
+# last checkpoint. An exception that the library did not raise, such as one from an environment,
+# keeps its type and its traceback, and this message is added to it as a note.
 #
 # What `train` returns is a `RunResult`:
 

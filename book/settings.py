@@ -706,8 +706,9 @@ print(parser.format_help())
 # file. A setting that is itself a text keeps what was typed: a directory may be called `1`, and
 # YAML would make a number of that.
 #
-# Each flag is checked alone at first, in a class with the same fields and no `model_validator`.
-# Whether settings contradict each other is checked later, together with those of the file.
+# At first only the flags that were typed are checked, in a class with just these fields and those
+# of `Config`, and without the algorithm's `model_validator`. Whether settings contradict each
+# other is checked later, together with those of the file.
 
 # %%
 #| export

@@ -316,8 +316,8 @@ class SarsaConfig(Config):
 # - `update` makes one gradient step on a batch and returns an `UpdateResult` with its metrics,
 #   scalar tensors by name. `loss` must be among them: the run stops if it is not finite.
 #
-# If the forward pass, the loss and `loss.backward()` are in a method of their own, its name in
-# `compiled` lets the setting `compile` compile it, as in [DQN](dqn.ipynb).
+# For the setting `compile`, put the forward pass, the loss and `loss.backward()` into a method of
+# their own and list its name in `compiled`, as [DQN](dqn.ipynb) does.
 #
 # The next action is sampled from the policy at the next observation, also if the episode was
 # truncated there.
@@ -531,8 +531,8 @@ shutil.rmtree(folder)
 # ## Honest edges
 #
 # - SARSA in a table takes the same action that its target used. Ours samples an action for the
-#   target, and after the update samples another one to act. The expected target differs by that
-#   one update only, and the agent does not need to store the action from one step to the next.
+#   target, and after the update samples another one to act. Both come from the same ε-greedy
+#   policy, one update apart, and the agent need not store the action until the next step.
 # - Another process cannot import what a notebook or the script that you started defines. A run
 #   remembers such an environment as `__main__:make_cliff`. If you resume it elsewhere, the error
 #   says what to do.
@@ -540,7 +540,7 @@ shutil.rmtree(folder)
 #   environment gives it, so flatten by the same wrapper, not by hand.
 # - `rlbook watch` asks for pictures: a function that makes an environment needs a `render_mode`
 #   argument for that, and passes it on.
-# - Put the environment and the algorithm into two files if an agent shall be loaded where the
+# - Put the environment and the algorithm into two files if an agent should be loaded where the
 #   simulator is not installed: loading imports the algorithm's file alone.
 # - `rlbook tune` needs a file with the ranges of your settings, `--space my.yaml`, unless your
 #   algorithm extends one of the book: [Tuning](tune.ipynb) shows such files.
