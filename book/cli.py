@@ -582,8 +582,8 @@ def evaluate_command(parser: Parser, arguments: list[str]) -> int:
 # `predict` reads and writes JSON, so that any other program can use it. An image is too long for a
 # command line, so it may come from a `.npy` file. Such a file can contain a pickle, and reading a
 # pickle can run code ([Checkpoints](checkpoint.ipynb) shows how), so pickles are refused. If an
-# agent has a method `q_values`, the answer holds its values, too. It may return an array or a
-# tensor, as an algorithm of your own may.
+# agent has a method `q_values`, the answer holds its values, too. The method may return an array
+# or a tensor.
 
 # %%
 #| export

@@ -217,9 +217,9 @@ def one_sentence(error: Exception) -> str:
 # - A run **raises** an error, for example because its loss is not finite. It would raise the same error
 #   again, so the sweep reports it. Ray's `max_retries` does not repeat tasks that raise.
 #
-# Ray counts the workers that it ends itself to save memory separately, and by default it starts
-# their tasks again without a limit. `import_ray` sets one for the clusters that we start; a
-# cluster that is running already has its own.
+# When memory runs out, Ray ends workers itself. It counts these separately, and by default it
+# starts their tasks again without a limit. `import_ray` sets a limit for the clusters that we
+# start; a cluster that is running already has its own.
 #
 # On Ctrl-C the tasks are cancelled. A run sees that as Ctrl-C: it writes a checkpoint and ends.
 #

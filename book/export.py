@@ -127,9 +127,10 @@ assert traced.module()(torch.tensor([[0.2, 3.0, -1.0]] * 2)).tolist() == [[0.400
 # exported *is* the `act` that plays. One problem is left. What `act` reads from the agent must
 # become part of the file. PyTorch does this for the parameters of networks, but not for NumPy
 # arrays such as the bounds of the actions. So the module below has a tensor (in PyTorch's words,
-# a *buffer*) for each array that can be reached from the agent. Before it calls `greedy`, it puts
-# the traced tensor in the place of the array. NumPy numbers become plain Python numbers. A buffer
-# that nothing reads does not get into the file.
+# a *buffer*) for each array that can be reached from the agent. Before it calls `greedy`, which is
+# the preprocessing and then `act` without exploring, it puts the traced tensor in the place of the
+# array. NumPy numbers become plain Python numbers. A buffer that nothing reads does not get into
+# the file.
 
 # %%
 #| export
@@ -280,11 +281,11 @@ def trace(agent: Agent, inputs: dict[str, np.ndarray]) -> Any:
         )
 
 # %% [markdown]
-# Nothing may go wrong silently here. An `act` of your own could use a random number, or branch on
-# a value of the observation, and the trace would keep only the branch that it took. So before the
-# file gets its name, its actions are compared with those of the agent. They may differ by
-# rounding, and one action in a hundred may differ altogether, because rounding can decide between
-# two equal Q-values.
+# Nothing may go wrong silently here. If an `act` of your own branches on a value of the
+# observation, the tracer refuses it. But if it uses a random number, it is traced without an
+# error. So before the file gets its name, its actions are compared with those of the agent. They
+# may differ by rounding, and one action in a hundred may differ altogether, because rounding can
+# decide between two equal Q-values.
 
 # %%
 #| export

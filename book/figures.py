@@ -639,8 +639,8 @@ plt.show()
 
 # %% [markdown]
 # The bright band goes downwards to the right: a pole that leans to the right can be saved if it
-# moves to the left. From the yellow region `look_ahead` never drops the pole. Both maps have the
-# same `limits`, so you can compare their colours.
+# moves to the left. From the yellow region `look_ahead` keeps the pole up for all 200 steps. Both
+# maps have the same `limits`, so you can compare their colours.
 
 # %%
 assert (survived["look_ahead"] == 200).mean() > 0.2
@@ -1043,9 +1043,9 @@ def read_run(path: str | Path, metric: str) -> Curve:
 # ## Runs side by side
 #
 # `rlbook plot runs/a runs/b --out curve.png` draws several runs into one figure. Runs that differ
-# only in their seed become one curve with a band. Settings that only say where and how often
-# something is written do not count as a difference. `find_runs` takes the directory of a sweep
-# too, and finds its runs.
+# only in their seed become one curve with a band. Settings such as `run_dir` and `log_every`,
+# which change no result, do not count as a difference. (`checkpoint_every` does: a checkpoint
+# resets the environments.) `find_runs` takes the directory of a sweep too, and finds its runs.
 
 # %%
 #| export

@@ -306,7 +306,7 @@ for name, contest in speed["peers"].items():
         print(f"    {LABELS[work][0]:24}{found['ms'][0]:6.3g}{'':15}{spread(found['speedup']):>20}{verdict}")
 
 # %% [markdown]
-# Our eager code uses no tricks. It has a fused Adam, two critics in one batched product, no
+# Our eager code is plain PyTorch with a fused Adam, two critics in one batched product, no
 # gradients for the critics when the actor learns, one indexing operation to sample a batch, and
 # metrics that stay tensors until a line is written.
 #
@@ -314,8 +314,8 @@ for name, contest in speed["peers"].items():
 # program, and so are twenty updates if they are asked for at once. Our switch leaves sampling,
 # optimiser and target update outside, where you can read and change them. The price is speed: SBX
 # is clearly ahead in DQN and in the update of a small SAC, most of all when it makes twenty at
-# once. In training SAC, in large updates of SAC and in PPO the compiled agents are about level
-# with it.
+# once. In training SAC and in single large updates of SAC the compiled agents are about level with
+# it, and in PPO they are ahead.
 #
 # Neither library has DRQN, R2D2, REDQ or DrQ-v2 in the same form. So compare their updates with
 # the bare forward and backward passes of their networks, on a batch that is ready:

@@ -241,7 +241,7 @@ class Item:
 
 
 # %% [markdown]
-# You name the seeds by their number or as a list. A number may start at another seed than 0, for
+# You say how many seeds you want, or list them. The first of them may be another than 0, for
 # example to repeat a comparison on fresh seeds. By hand: three seeds from 1000 on are 1000, 1001
 # and 1002.
 
@@ -297,8 +297,7 @@ assert folder_names(["lr=0.1", "a b", "a-b"]) == ["lr=0.1", "a-b", "a-b_2"]
 
 # %% [markdown]
 # From Python, an algorithm may be given as its class, and an environment as a function or class that
-# makes it. Other processes know them by name only, so they must stand in a module that those can
-# import.
+# makes it. Other processes find both by name, so they must be in a module that can be imported.
 
 # %%
 #| export
@@ -550,7 +549,8 @@ for call in ("first", "second"):
 #
 # ## A process for each run
 #
-# Each run has a process of its own, so a crash stops only one run. The hard part is to stop them all.
+# Each run has a process of its own, a *worker*, so a crash stops only one run. The hard part is to
+# stop them all.
 # A sweep may end by Ctrl-C, by SIGTERM, or by SIGKILL, for example when the machine runs out of memory,
 # and SIGKILL leaves it no time to tell its workers. Yet they must stop in each case, or they would
 # run on for hours without anybody noticing.
@@ -804,8 +804,8 @@ assert iqm_interval(one_failed)[1] < 11 and mean_interval(np.array(one_failed))[
 print(summary({"runs": {"one failed": {"final": one_failed}}}))
 
 # %% [markdown]
-# The lower end of both shows the failure, because some of the resampled sets hold it two or three
-# times. But the mean itself is a score that no run had. So the book states the IQM of the last
+# The lower ends of both intervals show the failure, because some of the resampled sets hold it
+# two or three times. But no run scored the mean. So the book states the IQM of the last
 # evaluations and shows the seeds beside it. Learning curves are means.
 #
 # ## One small file
@@ -918,7 +918,8 @@ def check_writable(folder: Path) -> None:
 
 # %% [markdown]
 # JSON with an indent puts each number of a list on a line of its own. One curve per line is easier to
-# read and to compare. A text in JSON holds no line break, so `[` before one always opens a list.
+# read and to compare. A text in JSON holds no line break, so a `[` at the end of a line always
+# opens a list.
 
 # %%
 #| export

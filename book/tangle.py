@@ -509,7 +509,8 @@ def write_notebook(notebook: Any, chapter_path: Path, folder: Path | None = None
 #   one that runs this code. With an empty list of kernel folders, nbclient starts that one.
 # - A variable `MPLBACKEND` in your shell could hide the figures. So the process does not get it.
 # - What a cell prints on stderr, mostly warnings, is shown to the author and not stored.
-# - Times and versions are not stored either, so that two runs write the same file.
+# - When a cell ran and which version of Python ran it is not stored either. So two runs write the
+#   same file, if their cells print the same.
 #
 # The notebook beside the chapter is committed. But many chapters print how long something took, so
 # their outputs differ each time. If you only build the site, you do not want all these changes in

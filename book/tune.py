@@ -138,9 +138,9 @@ with contextlib.chdir(folder):
 #
 # A search space is a file with a line for each setting: a range or a list of choices. Learning
 # rates are searched on a logarithmic scale, since the step from 0.001 to 0.002 matters as much as
-# that from 0.0001 to 0.0002. A range between whole numbers gives whole numbers. Each algorithm
-# comes with such a file, which an algorithm that extends it takes too, and `--space my.yaml` names
-# another. This is DQN's:
+# that from 0.0001 to 0.0002. A range between whole numbers gives whole numbers. Each algorithm of
+# the book comes with such a file, and an algorithm of your own that extends one of them uses the
+# same file. `--space my.yaml` names another. This is DQN's:
 
 # %%
 print((importlib.resources.files("rlbook") / "spaces" / "dqn.yaml").read_text())
@@ -431,10 +431,11 @@ class Study:
 # %% [markdown]
 # ## Giving up early
 #
-# Most settings are bad, and it shows early. At each evaluation a trial reports its score. A trial
-# is *pruned*, that is stopped, if the mean of its scores so far is below the median of that mean
-# in the complete trials, after as many scores. Nothing is pruned in the first quarter of a trial's
-# first run, nor before five trials are complete.
+# Most settings are bad, and it shows early. At each evaluation a trial reports its score. Take the
+# mean of its scores so far, and for each complete trial the mean of as many of its first scores.
+# If the trial's own mean is below the median of the others, it is *pruned*, that is stopped.
+# Nothing is pruned in the first quarter of a trial's first run, nor before five trials are
+# complete.
 #
 # With several seeds, a trial does them one after another. Suppose that seed 0 scored 20, 50, 90 at
 # its three evaluations, and seed 1 has 10 and 30 at its first two. At each evaluation of seed 1
@@ -498,8 +499,8 @@ assert not below_median(lucky, complete=[[20.0, 50.0, 50.0, 50.0, 50.0, 50.0]] *
 # ## The runs
 #
 # The processes that do the runs are those of [the sweep](sweep.ipynb), or tasks of
-# [Ray](cluster.ipynb). All that a search needs of either is to start one, to ask whether it has ended, and
-# to stop it. A run that is stopped writes a checkpoint first.
+# [Ray](cluster.ipynb). A search only has to start a run, to ask whether it has ended, and to stop
+# it. A run that is stopped writes a checkpoint first.
 
 # %%
 #| export
@@ -656,9 +657,8 @@ def begin(attempt: Attempt, study: Study, runner: Runner, say: Callable[[str], N
 #
 # `best.yaml` is the config of the best trial. `top.yaml` is a sweep of the best five; you will see below
 # what it is for. `result.json` holds all trials. How much a setting matters is estimated by
-# [PED-ANOVA](https://arxiv.org/abs/2304.10255): it compares how the values of the better trials are
-# distributed with how those of all trials are. A setting whose good values are spread like the rest does
-# not matter.
+# [PED-ANOVA](https://arxiv.org/abs/2304.10255): it compares the distribution of a setting's values
+# in the better trials with that in all trials. If both are alike, the setting does not matter.
 
 # %%
 #| export
