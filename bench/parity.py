@@ -8,6 +8,7 @@ Seconds are those of the processor.
 """
 
 import argparse
+import copy
 import datetime
 import importlib
 import inspect
@@ -85,7 +86,8 @@ class Task:
     def their_model(self, seed: int, **env_kwargs: Any) -> Any:
         """Make the agent of the other library."""
         envs = make_vec_env(self.env_id, self.num_envs, seed=seed, env_kwargs=env_kwargs)
-        return self.their_class()(env=envs, **self.theirs, seed=seed, device="cpu")
+        settings = copy.deepcopy(self.theirs)  # their classes add to the dictionaries in it
+        return self.their_class()(env=envs, **settings, seed=seed, device="cpu")
 
     def their_settings(self) -> dict[str, Any]:
         """Return all arguments of their class, those that we leave at their defaults, too."""

@@ -14,8 +14,8 @@
 # %% [markdown]
 # # DRQN: an agent that remembers
 #
-# A Q-network sees one observation at a time. If one observation does not tell everything (*partial
-# observability*), no amount of training helps it. In this chapter you turn DQN into a *Deep
+# A Q-network sees one observation at a time. If one observation does not tell everything, a case of
+# partial observability, no amount of training helps it. In this chapter you turn DQN into a *Deep
 # Recurrent Q-Network* (DRQN): you put an LSTM between the observations and the Q-values, keep
 # pieces of episodes in the replay buffer instead of single steps, and compute the loss over
 # sequences. At the end an agent that sees neither the velocity of the cart nor that of the pole

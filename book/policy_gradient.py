@@ -483,7 +483,7 @@ assert noise["whole return"] > noise["reward-to-go"] > noise["advantage"]
 # $$\delta_t = r_t + \gamma\,(1 - \texttt{terminated}_t)\,V(s_{t+1}) - V(s_t)$$
 #
 # is an estimate of the advantage from one step. It has little noise, and it is wrong wherever $V$ is wrong.
-# Between the two there is a whole family. *Generalised advantage estimation* (Schulman et al. 2016) sums the
+# Between the two there is a whole family. Generalised advantage estimation (Schulman et al. 2016) sums the
 # TD errors from $t$ on, with weights that shrink by the factor $\gamma\lambda$ at each step:
 #
 # $$\hat A_t = \delta_t + \gamma\lambda\, \delta_{t+1} + (\gamma\lambda)^2\, \delta_{t+2} + \dots$$

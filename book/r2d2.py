@@ -15,7 +15,7 @@
 # # R2D2: replaying what surprised you
 #
 # DRQN samples its chunks uniformly, and starts each from a hidden state that an older network
-# computed. R2D2, short for *Recurrent Replay Distributed DQN*, changes both. *Prioritised replay*
+# computed. R2D2, short for *Recurrent Replay Distributed DQN*, changes both. Prioritised replay
 # samples a chunk more often if its TD errors were larger. With *burn-in* the current network first
 # only reads a few steps of a chunk, and is then trained on the rest. In this chapter you build
 # both on top of [DRQN](drqn.ipynb), leave out the distributed part, and measure what each part is

@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.metadata
+import itertools
 import json
 import os
 import pickle
@@ -207,8 +208,12 @@ def test_an_error_of_the_environment_keeps_its_traceback(
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    def broken(*_: Any) -> None:
-        raise ValueError("joint 3 is out of range")
+    real, calls = rlbook.envs.ObservationReward.reward, itertools.count()
+
+    def broken(*arguments: Any) -> Any:
+        if next(calls) > 5:  # not when it is tried, before the run
+            raise ValueError("joint 3 is out of range")
+        return real(*arguments)
 
     monkeypatch.setattr("rlbook.envs.ObservationReward.reward", broken)
     flags = ["--env-id=rlbook/ObservationReward-v0", "--total-steps", "20", "--run-dir", "a"]

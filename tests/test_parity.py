@@ -234,6 +234,8 @@ def both(parity: ModuleType, name: str) -> tuple[Any, Any, Any]:
         pytest.importorskip("sb3_contrib", reason="extra: peers")
     if name == "dqn_lunarlander":
         pytest.importorskip("Box2D", reason="extra: box2d")
+    if name == "ppo_hopper":
+        pytest.importorskip("mujoco", reason="extra: mujoco")
     return task, task.our_agent(0), task.their_model(0)
 
 
