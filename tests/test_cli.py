@@ -219,7 +219,7 @@ def test_an_error_of_the_environment_keeps_its_traceback(
     flags = ["--env-id=rlbook/ObservationReward-v0", "--total-steps", "20", "--run-dir", "a"]
     with pytest.raises(ValueError, match="joint 3") as failure:
         main(["train", "dqn", *flags])
-    assert "Go on from a/checkpoints/step_000000000000.pt" in failure.value.__notes__[0]
+    assert "Go on from a/checkpoints/step_000000000005.pt" in failure.value.__notes__[0]
 
 
 def test_list_names_algorithms_and_configs(capsys: pytest.CaptureFixture[str]) -> None:
