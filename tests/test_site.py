@@ -86,6 +86,13 @@ def test_chapters_say_how_to_open_them(site: Path) -> None:
         assert f"Open in JupyterLab: {command}" in " ".join(text.split())
 
 
+def test_differences_begin_with_the_algorithm(site: Path) -> None:
+    text = page(site, "reference/differences/redq")
+    names = ("redq", "redqconfig", "train-redq")
+    sections = [text.index(f'<section id="{name}">') for name in names]
+    assert sections == sorted(sections)
+
+
 def test_differences_show_what_a_chapter_changes(site: Path) -> None:
     chapter_of = {entry["name"]: entry.get("chapter") for entry in ENTRIES}
     pairs = [

@@ -210,6 +210,8 @@ def page(old: str, new: str) -> str:
             changed.append((name, node, match))
         else:
             added.append((name, node))
+    # The algorithm itself tells the story: its settings and its trainer come after it.
+    changed.sort(key=lambda entry: (entry[0].startswith("train_"), entry[0].endswith("Config")))
     short = [title(name).split(":")[0] for name in (old, new)]
     links = [heading_link(name, title(name), text) for name, text in zip((old, new), short, strict=True)]
     parts = [
