@@ -74,8 +74,9 @@ assert (returns[:-1] < 400).all()
 #
 # A callback has a method for each of four moments. Each method gets the run, and with it
 # everything: the agent (`run.agent`), the settings (`run.config`), the lines of metrics
-# (`run.logger.lines`) and the files (`run.directory`). A callback can read all of it, and can act
-# on the run in two ways:
+# (`run.logger.lines`), the files (`run.directory`) and the *collector* (`run.collector`), which
+# steps the environments and holds their last observations. A callback can read all of it, and can
+# act on the run in two ways:
 #
 # - `run.stop("the reason")` ends the run after this step, with a checkpoint, as if `total_steps`
 #   were reached;

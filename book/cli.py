@@ -510,7 +510,7 @@ def resume_command(parser: Parser, arguments: list[str]) -> int:
 # ## Using a trained agent
 #
 # The other commands load the agent with `rlbook.load`, which works for every algorithm. `evaluate`
-# plays greedy episodes and prints their mean return with its interval.
+# plays greedy episodes and prints their mean return with its [bootstrap interval](envs.ipynb).
 
 # %%
 #| export

@@ -132,7 +132,9 @@ assert agent.updates == 200  # one in four of the last 800 steps
 # The solution costs almost nothing: **every checkpoint is an episode boundary, in all runs,
 # interrupted or not.** At each checkpoint all environments are reset, with a seed that is computed
 # from the run's seed and the step. So a run that was never stopped and one that was resumed see
-# the same first observation after the checkpoint, and from there on everything is the same.
+# the same first observation after the checkpoint, and from there on everything is the same. (This
+# is about the checkpoints that are due every `checkpoint_every` steps. One that is written because
+# a run is stopped or ends resets nothing: *Collecting* below shows how a run goes on from it.)
 #
 # The price is that each checkpoint cuts the episodes under way. A cut is a truncation, and the
 # agent bootstraps through it ([Environments](envs.ipynb)). Also, no episode can be longer than the
@@ -501,7 +503,7 @@ assert not crosses(step=1000, advance=4, every=0)  # 0 means never
 # learned on the way.
 #
 # And what if the environment itself fails, after a day of training? The environments run only in
-# the first three parts of a step, and until then almost nothing has changed. `play` steps the
+# the first three parts of a step, and these parts change almost nothing else. `play` steps the
 # environments and changes nothing else. `record` keeps what happened and cannot fail. Only the
 # agent's generator and the statistics of its preprocessing change earlier, and an exception
 # restores them. So after an exception in an environment, agent and collector are as they were

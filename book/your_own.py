@@ -25,9 +25,8 @@
 # asks it for an action. You do not need to read the library for any of this.
 #
 # Here is the world. The agent starts at S and walks to G. A step costs 1. A step onto the cliff
-# costs 20 and leads back to S. The shortest path runs along the edge and takes 7 steps. An agent
-# that makes a random step now and then falls less often on the path of 9 steps, away from the
-# edge.
+# costs 20 and leads back to S. The shortest path runs along the edge and takes 7 steps. On the
+# path of 9 steps, away from the edge, an agent whose steps are sometimes random falls less often.
 
 # %% tags=["hide-input"]
 import json
@@ -190,7 +189,8 @@ assert agent.observation_space.shape == (7,)
 # inputs) in and values (batch, actions) out.
 #
 # A **dueling** network (Wang et al. 2016) has two heads, the value $V(s)$ of a state and the
-# advantage $A(s, a)$ of each action over the others, and adds them:
+# advantage $A(s, a)$ of each action over the others. It adds them, after it has subtracted the
+# mean advantage:
 #
 # $$Q(s, a) = V(s) + A(s, a) - \tfrac{1}{|\mathcal{A}|}\sum_{a'} A(s, a').$$
 #
