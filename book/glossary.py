@@ -204,8 +204,8 @@
 #
 # ### Chunk
 #
-# A piece of an episode, at most `length` steps long, on which a recurrent network is trained. See
-# [DRQN](drqn.ipynb).
+# A piece of an episode, at most `chunk_length` steps long; recurrent networks are trained on it.
+# See [DRQN](drqn.ipynb).
 #
 # ### Burn-in
 #
@@ -303,12 +303,14 @@
 #
 # ### Actor
 #
-# The network that chooses a continuous action. See [SAC](sac.ipynb).
+# The network that chooses the action, that is the policy. See
+# [Policy gradient](policy_gradient.ipynb) and, for continuous actions, [SAC](sac.ipynb).
 #
 # ### Critic
 #
-# The network that estimates the Q-value of an action, and whose gradient tells the actor how to
-# change its action. See [SAC](sac.ipynb#the-critics).
+# The network that judges what the actor does. In A2C and PPO it estimates the value of a state, in
+# SAC the Q-value of an action, where its gradient tells the actor how to change the action. See
+# [Policy gradient](policy_gradient.ipynb) and [SAC](sac.ipynb#the-critics).
 #
 # ### Entropy
 #

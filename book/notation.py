@@ -104,6 +104,9 @@
 # |---|---|---|
 # | $\alpha$ | the entropy coefficient (SAC, REDQ) | the learning rate of a table (Basics, Environments, DQN); the power of a priority (R2D2) |
 # | $f$ | the encoder of images (DrQ-v2) | R2D2's value rescaling, $f(x)$ and $f^{-1}(y)$; the forget gate of an LSTM, $z^f$ |
+# | $\beta$ | the power of an importance weight (R2D2) | the length of a step (TRPO) |
+# | $\epsilon$ | a sample of Gaussian noise (SAC) | the damping of the Fisher matrix (TRPO) |
+# | $x$ | the input of a layer | the natural gradient (TRPO) |
 # | $\varepsilon$ | the probability of a random action | how far PPO lets a ratio move |
 # | $\delta$ | the TD error | the bound on the KL divergence (TRPO) |
 # | $r$ | a reward | the residual of conjugate gradients (TRPO), whose directions are $p$ and lengths $\alpha$ |

@@ -283,7 +283,8 @@ except ValueError as error:
 # Three libraries take turns, with the same networks, batches and updates per step, each on one
 # thread:
 #
-# - **dqn**: training on CartPole at the settings of the RL Zoo, environment and acting included.
+# - **dqn**: training on CartPole at the settings of the RL Zoo (tuned settings for
+#   Stable-Baselines3), environment and acting included.
 # - **sac**: one update with two layers of 256 units and a batch of 256, the defaults of Stable-Baselines3.
 # - **sac, as shipped**: one update with our shipped sizes, and then training on Pendulum with them.
 # - **ppo**: training on CartPole at the settings of the RL Zoo.

@@ -15,8 +15,8 @@
 # # Timeline
 #
 # Deep reinforcement learning, from the first table of values to the large networks of today: what
-# was new, when, and on what it was built. Coloured names have a chapter in this book, or a part in
-# one; for the others the table below has the idea and the paper.
+# was new, when, and on what it was built. Names in a coloured box or frame have a chapter in
+# this book, or a part in one. The table below has the idea and the paper of each.
 #
 # Everything here is drawn from one file, `book/timeline.yml`. A test compares it with the
 # algorithms of the library, so that the two cannot drift apart.
@@ -109,7 +109,7 @@ plt.show()
 # what was built on it; thick lines join two chapters of this book.
 #
 # How many entries descend from Q-learning, and how many from REINFORCE? Follow the lines backwards
-# from each name.
+# from each name. (Each of the two counts as its own descendant.)
 
 
 # %%

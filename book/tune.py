@@ -105,8 +105,9 @@ folder = Path(tempfile.mkdtemp())
 # %% [markdown]
 # ## A search
 #
-# Six sets of settings for DQN on CartPole, one seed each, 3,000 steps, two at a time. That is far too
-# little to find anything, but enough to see how it works:
+# Six sets of settings for DQN on CartPole, one seed each, 3,000 steps, two at a time. A set of
+# settings that is tried is called a *trial*. Six are far too few to find anything, but enough to
+# see how it works:
 
 # %%
 words = "tune dqn --config cartpole --total-steps 3000 --eval-every 500 --epsilon-decay-steps 1500"
