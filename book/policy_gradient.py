@@ -164,8 +164,9 @@ assert abs(best_p - 0.59) < 0.011 and abs(corridor_return(best_p) + 11.66) < 0.0
 #   = \text{mean}\Bigl[\,G \sum_t \nabla \log \pi_\theta(a_t \mid s_t)\Bigr]$$
 #
 # So you can estimate the gradient from episodes alone, without knowing how the environment works. One more step
-# is free. An action cannot change the rewards before it, and given those rewards the mean of
-# $\nabla \log \pi_\theta$ over the action is 0. So their products add only noise, and you can replace $G$ by the
+# is free. An action cannot change the rewards before it, and the mean of
+# $\nabla \log \pi_\theta$ over the actions is 0, because their probabilities always add up to 1.
+# So earlier rewards times $\nabla \log \pi_\theta$ add only noise, and you can replace $G$ by the
 # sum of the rewards from $t$ on, the *reward-to-go* $G_t = r_t + \gamma r_{t+1} + \gamma^2 r_{t+2} + \dots$:
 #
 # $$\nabla J = \text{mean}\Bigl[\sum_t G_t\, \nabla \log \pi_\theta(a_t \mid s_t)\Bigr]$$
@@ -200,7 +201,7 @@ assert samples == [-1.0, 5.0] and np.mean(samples) == 2.0
 #   standard deviation $\sigma$ is a parameter of its own, the same in every state. Dimensions are independent,
 #   so their log-probabilities add up:
 #   $\log \pi(a \mid s) = \sum_i \bigl[-\tfrac12 \bigl(\tfrac{a_i - \mu_i}{\sigma_i}\bigr)^2 - \log \sigma_i
-#   - \tfrac12 \log 2\pi\bigr]$.
+#   - \tfrac12 \log 2\pi\bigr]$. (The $\pi$ in the last term is the number, not the policy.)
 #
 # The hidden layers have tanh between them. Their weights start *orthogonal*: each matrix with at least as many
 # outputs as inputs keeps the length of its input, times a factor, the *gain*. The gain of the last layer of the
@@ -865,8 +866,9 @@ class A2CConfig(RolloutConfig):
 # %% [markdown]
 # ## The agent
 #
-# All pieces are there. `act` samples from the policy and keeps the sample for `observe`; without exploring it
-# takes the likeliest action. `observe` fills the rollout. `batches` yields nothing until the rollout is full, and
+# All pieces are there. `act` samples from the policy and keeps the sample for `observe`;
+# without exploring, which is what *greedy* means here, it takes the likeliest action. `observe`
+# fills the rollout. `batches` yields nothing until the rollout is full, and
 # then all of it once. The networks do not change while a rollout is collected, so `finish_rollout` can compute
 # values and log-probabilities of all its steps in one forward pass at the end.
 #
@@ -1212,8 +1214,8 @@ print(made_by(parity))
 # same parameters. Twenty more seeds gave the answer. A bootstrap interval of ten seeds is too
 # narrow (Student's t-test, which allows for that, gave p = 0.06), and seeds differ much more than
 # the two sides do, with mean heights from 155 to 391 for ours and from 194 to 409 for theirs. Both
-# sides are unsteady: at a learning rate that stays, a policy that balances for 500 steps is often
-# lost again, which is why the settings above let it fall.
+# sides are unsteady: at a constant learning rate, a policy that balances for 500 steps is often
+# lost again, which is why the settings above let the rate fall.
 #
 # ## Honest edges
 #

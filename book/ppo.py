@@ -565,10 +565,11 @@ axes[0].legend()
 plt.show()
 
 # %% [markdown]
-# With the ratio alone the policy still moves far: it only helps that a bad action that has become
-# unlikely has hardly any weight left. Clipping makes the difference. It does not hold the policy
-# in a fixed range: an action whose own gradient is zero still
-# becomes more or less likely when the gradients of other actions change the network. But the
+# With the ratio alone the policy still moves far, though less than with A2C's loss: a bad action
+# that has become unlikely has a small ratio, so it is hardly pushed down any further. Clipping
+# makes the difference. It does not hold the policy in a fixed range: an action whose own gradient
+# is zero still becomes more or less likely when the gradients of other actions change the
+# network. But the
 # objective gains nothing from going on, so the policy moves far less than with A2C's loss.
 #
 # ## Does it compute the right values?
@@ -683,8 +684,9 @@ statistics.update(np.array([[-200.0], [600.0]]))  # mean 200, deviation 400
 assert abs(statistics.standardize(np.array([800.0]))[0] - 1.5) < 1e-6
 
 # %% [markdown]
-# PPO often forgives other units, because Adam's steps do not depend on the size of a gradient. But a large entry that is
-# not centred breaks it. Give CartPole a barometer, which says nothing about the pole and reads 101,325 pascal, give or
+# PPO often copes with entries that are not of this size, because Adam's steps do not depend on the
+# size of a gradient. But a large entry that is not centred breaks it. Give CartPole a barometer,
+# which says nothing about the pole and reads 101,325 pascal, give or
 # take 100. Three seeds each, 15,000 steps:
 
 # %%

@@ -198,7 +198,8 @@ assert padded[mask].tolist() == [1, 2, 3, 4, 5, 6]  # and back
 # enter the loss, the normalisation of the advantages or a metric.
 #
 # Before training an LSTM forgets fast. Its parameters are small, so its forget gate is about
-# $\sigma(0) = 0.5$: of what it wrote into its cell, half is left after a step and
+# $\sigma(0) = 0.5$, where $\sigma$ is the sigmoid, no longer a deviation. Of what it wrote into
+# its cell, half is left after a step and
 # $0.5^{10} = 0.001$ after ten. A gradient shrinks by the same factor on its way back.
 # `forget_bias` opens the gate: with 1 it starts at $\sigma(1) = 0.73$, and $0.73^{10} = 0.04$ is
 # left after ten steps.
@@ -370,11 +371,11 @@ class RecurrentPPOConfig(PPOConfig):
 # %% [markdown]
 # ## The agent
 #
-# `act` advances both hidden states, and `observe` stores them from before the step.
+# `act` advances both hidden states, and `observe` stores them as they were before the step.
 # `finish_rollout` needs no loop over time: the hidden state of each step is stored, so every step
 # is a sequence of length one. For the value of the next observation, also where an episode was
 # truncated, the value network reads one step further. These values and log-probabilities are those
-# at which the rollout was collected, because no parameter has changed since.
+# of the networks that collected the rollout, because no parameter has changed since.
 #
 # `shuffled` puts pieces in random order and leaves the steps of each in theirs, and `forward` reads
 # sequences. The rest of the learning is PPO's own: `batches`, `compute_gradients` with the clipped
@@ -806,8 +807,9 @@ print("not the same:", *parity["deviations"])
 # interval, as [Figures](figures.ipynb) explains it: above 0 ours is better. The interval leaves 0
 # out, but five seeds do not settle it: Student's t-test gives p = 0.05. In a test both sides get
 # the same weights and the same rollout. Their advantages are equal, and the changes of their
-# parameters agree to 5 %, the effect of the extra cut that sb3-contrib makes in each epoch. So the
-# cut or chance remains as the cause; [policy gradient](policy_gradient.ipynb) shows how large a
+# parameters agree to 5 %. The rest is the effect of an extra cut: in each epoch sb3-contrib also
+# cuts the sequences at a random step. So the cut or chance remains as the cause;
+# [policy gradient](policy_gradient.ipynb) shows how large a
 # difference ten seeds can have by chance. Neither side comes near 500 with these settings.
 #
 # ## Honest edges
@@ -820,7 +822,8 @@ print("not the same:", *parity["deviations"])
 # | one extra cut of the sequences at a random step in each epoch (sb3-contrib) | cuts at fixed steps | simpler, and minibatches have the same size |
 #
 # - **Stored hidden states go stale.** After the first update on a rollout its stored states are
-#   those of older parameters. [R2D2](r2d2.ipynb) burns in for that reason. Here the data is at
+#   those of older parameters. For that reason [R2D2](r2d2.ipynb) lets the LSTM read
+#   some steps before those that it learns from. Here the data is at
 #   most a few epochs old, and the stored state is used as it is, as in sb3-contrib.
 # - **Gradients reach back `sequence_length` steps at most.** What must be kept for longer is
 #   learned only by luck, as the pieces of 8 above show.

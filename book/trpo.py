@@ -146,7 +146,8 @@ plt.show()
 #   \log \frac{\pi_{\text{old}}(a \mid s)}{\pi_\theta(a \mid s)}\Bigr]$$
 #
 # It is 0 if the policies are equal and positive otherwise. Both policies give their whole distribution, so it can be
-# computed exactly in each state; PPO estimated it from the sampled actions. By hand: if the probability of the first of two
+# computed exactly in each state; PPO's *approximate KL* is an estimate from the sampled actions.
+# By hand: if the probability of the first of two
 # actions goes from 0.5 to 0.75, it is $0.5 \log \tfrac{0.5}{0.75} + 0.5 \log \tfrac{0.5}{0.25} = 0.144$. For Gaussians
 # with the same $\sigma$ it is $(\mu - \mu')^2 / 2\sigma^2$: a shift of the mean by 0.1 counts 0.005 if $\sigma = 1$, and 0.5
 # if $\sigma = 0.1$.
@@ -387,8 +388,9 @@ torch.testing.assert_close(by_products, explicit, atol=1e-6, rtol=1e-4)
 # In exact arithmetic, $n$ unknowns need at most $n$ iterations, and often far fewer bring you
 # close. The paper makes ten.
 #
-# By hand: $\begin{pmatrix} 3 & 1 \\ 1 & 3 \end{pmatrix} x = \begin{pmatrix} 4 \\ 0 \end{pmatrix}$. At first
-# $r = p = (4, 0)$, $Ap = (12, 4)$, $\alpha = 16 / 48 = \tfrac13$, so $x = (\tfrac43, 0)$ and $r = (0, -\tfrac43)$. The next
+# By hand: $\begin{pmatrix} 3 & 1 \\ 1 & 3 \end{pmatrix} x = \begin{pmatrix} 4 \\ 0 \end{pmatrix}$,
+# with this matrix as $F$. At first $r = p = (4, 0)$, $Fp = (12, 4)$,
+# $\alpha = 16 / 48 = \tfrac13$, so $x = (\tfrac43, 0)$ and $r = (0, -\tfrac43)$. The next
 # direction is $p = (0, -\tfrac43) + \tfrac{16/9}{16} (4, 0) = (\tfrac49, -\tfrac43)$, and the second step ends at
 # $x = (1.5, -0.5)$, the solution.
 
