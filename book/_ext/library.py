@@ -14,7 +14,7 @@ from myst_parser.mdit_to_docutils.base import default_slugify
 from rlbook.tangle import defined_names, read_toc
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCE = Path(os.environ.get("RLBOOK_SOURCE") or ROOT).resolve()  # of notebooks and made pages
+SOURCE = (ROOT / os.environ.get("RLBOOK_SOURCE", "")).resolve()  # of notebooks and made pages
 
 
 class Section(NamedTuple):
