@@ -28,8 +28,7 @@
 # | Observations | vectors |
 # | Actions | discrete or continuous |
 # | Learns | on-policy, from rollouts of several environments |
-# | Same as [PPO](ppo.ipynb) | loss, epochs, GAE, heads of policy and value network |
-# | Same as [DRQN](drqn.ipynb) | an LSTM, a hidden state that is zeroed where an episode starts, stored states, a mask |
+# | Same as | [PPO](ppo.ipynb): loss, epochs, GAE, heads of policy and value network; [DRQN](drqn.ipynb): an LSTM, a hidden state that is zeroed where an episode starts, stored states, a mask |
 # | Different from PPO | networks that read sequences; minibatches of whole sequences |
 
 # %% tags=["hide-input"]

@@ -102,7 +102,10 @@ assert final.min() >= -300  # random torques score about -1200
 # | Learns | off-policy, from replay |
 # | Same as [DQN](dqn.ipynb) | replay, bootstrapped targets, target networks |
 # | Different from DQN | an actor in place of `argmax`; the smaller of two critics; a bonus for staying random, in place of ε |
-# | Different from [A2C](policy_gradient.ipynb) | learns from old steps; the actor's gradient comes through a critic of the action, not from the log-probability times an advantage |
+#
+# It has an actor and critics as [A2C](policy_gradient.ipynb) has, but it learns from old steps, and
+# the actor's gradient comes through a critic of the action, not from the log-probability times an
+# advantage.
 #
 # ## The problem
 #

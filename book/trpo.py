@@ -26,8 +26,7 @@
 # | Observations | vectors |
 # | Actions | discrete or continuous |
 # | Learns | on-policy, from rollouts of several environments |
-# | Same as [A2C](policy_gradient.ipynb) | networks, rollout buffer, GAE; one step of the policy for each rollout |
-# | Same as [PPO](ppo.ipynb) | the probability ratio; the values learn in several epochs of minibatches |
+# | Same as | [A2C](policy_gradient.ipynb): networks, rollout buffer, GAE, one step of the policy for each rollout; [PPO](ppo.ipynb): the probability ratio, the values learn in several epochs of minibatches |
 # | Different from both | a bound on the KL divergence in place of a learning rate or a clipped loss; the natural gradient; no optimiser for the policy |
 
 # %% tags=["hide-input"]

@@ -131,6 +131,17 @@ def test_links_between_chapters_lead_to_notebooks(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CHAPTERS)
+def test_a_chapter_opens_with_words_and_at_most_six_facts(name: str) -> None:
+    """First the promise, then code; the facts are one short table without a header."""
+    cells = read_notebook(ROOT / "book" / f"{name}.py").cells
+    assert cells[0].cell_type == "markdown"
+    facts_table = r"^\| \| \|\n\|---\|---\|\n((?:\|.*\n?)+)"
+    for cell in cells:
+        for facts in re.findall(facts_table, cell.source, re.MULTILINE):
+            assert len(facts.splitlines()) <= 6, facts
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
 def test_saving_an_untouched_notebook_leaves_its_chapter_as_it_is(name: str) -> None:
     """Otherwise JupyterLab refuses to open a notebook that is newer than its chapter."""
     path = ROOT / "book" / f"{name}.py"

@@ -327,7 +327,10 @@ def lab(tmp_path: Path) -> Iterator[str]:
     with log.open("w") as output:
         server = subprocess.Popen(
             [*make, f"BIN={Path(sys.executable).parent}"],
-            cwd=tmp_path, env={**os.environ, **folders}, stdout=output, stderr=output,
+            cwd=tmp_path,
+            env={**os.environ, **folders},
+            stdout=output,
+            stderr=output,
             start_new_session=True,
         )
         try:
