@@ -135,17 +135,16 @@ def measure_dqn(rounds: int) -> dict[str, Any]:
     return {"what": what, "unit": "a step", "works": compare(works, rounds // 2 + 1, SB3, steps)}
 
 
-def measure_sac(rounds: int, hidden: tuple[int, ...], batch: int, training: bool) -> dict[str, Any]:
+def measure_sac(rounds: int, hidden: tuple[int, ...], batch: int, whole: bool) -> dict[str, Any]:
     """Time updates of SAC, or training with an update a step."""
     from peers import LIBRARIES, our_sac, their_sac
 
-    count = 200 if training else 20
+    count = 200 if whole else 20
     works: dict[str, Work] = {}
     for name in ("eager", "compiled"):
         ours = our_sac(hidden, batch, name == "compiled")
         ours.learn(2 * batch, progress=False)
-        train = training(ours, count)
-        works[name] = train if training else updates(ours, count)
+        works[name] = training(ours, count) if whole else updates(ours, count)
     for name, library in LIBRARIES.items():
         theirs = their_sac(library, hidden, batch)
         theirs.learn(2 * batch)
@@ -155,9 +154,9 @@ def measure_sac(rounds: int, hidden: tuple[int, ...], batch: int, training: bool
                 agent.train(gradient_steps=1, batch_size=batch)
 
         train = partial(theirs.learn, count, reset_num_timesteps=False)
-        works[name] = train if training else one_by_one
+        works[name] = train if whole else one_by_one
     sizes = f"{list(hidden)}, batch {batch}"
-    if training:
+    if whole:
         what, unit = f"training, Pendulum-v1, {sizes}, an update a step", "a step"
         rounds = rounds // 2 + 1
     else:
@@ -188,9 +187,9 @@ def measure_ppo(rounds: int) -> dict[str, Any]:
 
 CONTESTS: dict[str, Callable[[int], dict[str, Any]]] = {
     "dqn": measure_dqn,
-    "sac": partial(measure_sac, hidden=(256, 256), batch=256, training=False),
-    "sac, as shipped": partial(measure_sac, hidden=(64, 64), batch=128, training=False),
-    "sac, as shipped, training": partial(measure_sac, hidden=(64, 64), batch=128, training=True),
+    "sac": partial(measure_sac, hidden=(256, 256), batch=256, whole=False),
+    "sac, as shipped": partial(measure_sac, hidden=(64, 64), batch=128, whole=False),
+    "sac, as shipped, training": partial(measure_sac, hidden=(64, 64), batch=128, whole=True),
     "ppo": measure_ppo,
 }
 

@@ -99,6 +99,7 @@ from rlbook.dqn import (
     dqn_target,
     epsilon_greedy,
     polyak_update,
+    scale_factors,
     set_learning_rate,
 )
 from rlbook.envs import derive_seed
@@ -690,8 +691,8 @@ class DRQNConfig(DQNConfig):
 class ObservationPreprocessor:
     """Scales observations and appends the previous action, one-hot."""
 
-    def __init__(self, scale: tuple[float, ...], actions: int, previous_action: bool) -> None:
-        self.scale = np.array(scale, dtype=np.float32)
+    def __init__(self, scale: np.ndarray, actions: int, previous_action: bool) -> None:
+        self.scale = scale
         self.action_inputs = actions if previous_action else 0
         self.one_hots = np.eye(actions, self.action_inputs, dtype=np.float32)
         self.inputs = len(scale) + self.action_inputs
@@ -706,7 +707,7 @@ class ObservationPreprocessor:
 
 
 # %%
-preprocess = ObservationPreprocessor(scale=(1.0, 8.0), actions=3, previous_action=True)
+preprocess = ObservationPreprocessor(np.array([1.0, 8.0]), actions=3, previous_action=True)
 inputs = preprocess(np.array([[0.5, 0.25]]), preprocess.one_hot(np.array([2])))
 print(inputs)
 assert inputs.tolist() == [[0.5, 2, 0, 0, 1]]
@@ -738,13 +739,9 @@ class DRQN(Agent):
 
     def build(self) -> None:
         """Make networks, optimiser and buffer."""
-        config, entries = self.config, int(np.prod(self.observation_space.shape or ()))
-        scale = config.observation_scale or (1.0,) * entries
-        if len(scale) != entries:
-            raise ValueError(
-                f"Setting 'observation_scale' needs {entries} factors, not {len(scale)}."
-            )
-        actions = int(self.action_space.n)
+        config, actions = self.config, int(self.action_space.n)
+        entries = int(np.prod(self.observation_space.shape or ()))
+        scale = scale_factors(config.observation_scale, entries).numpy()
         self.preprocess = ObservationPreprocessor(scale, actions, config.previous_action)
         self.q_network = self.make_network().to(self.device)
         self.target_network = copy.deepcopy(self.q_network)

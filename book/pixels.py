@@ -60,7 +60,7 @@ from gymnasium.spaces import Box
 
 from rlbook.agent import Transition
 from rlbook.envs import make_env
-from rlbook.replay import NStepAccumulator, make_transitions, transition_dtype
+from rlbook.replay import NStepAccumulator, check_stored, make_transitions, transition_dtype
 
 # %% [markdown]
 # | | |
@@ -688,11 +688,7 @@ class FrameReplay:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a stored buffer: the samples go on as if nothing had happened."""
-        for name, here in (("dtype", self.storage.dtype.descr), ("capacity", len(self.storage))):
-            if state[name] != here:
-                raise ValueError(
-                    f"The stored replay buffer has the {name} {state[name]}, this one {here}."
-                )
+        check_stored(self.storage, state)
         self.ring.load_state_dict(state["ring"])
         stored = state["storage"].cpu().numpy().view(self.storage.dtype)
         self.storage[: len(stored)] = stored

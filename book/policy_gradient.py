@@ -33,6 +33,7 @@
 # %% tags=["hide-input"]
 #| export
 import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -884,6 +885,16 @@ class A2CConfig(RolloutConfig):
 
 # %%
 #| export
+def warn_of_bounds(env_id: Any, space: gym.spaces.Box, std: float) -> None:
+    """Say so if a Gaussian at 0 with this deviation hardly ever falls within the bounds."""
+    if (space.low > 3 * std).any() or (space.high < -3 * std).any():
+        advice = "wrap it in gymnasium.wrappers.RescaleAction(env, -1, 1)"
+        warnings.warn(
+            f"{env_id!r} has actions in {space}, and the policy starts around 0: {advice}.",
+            stacklevel=2,
+        )
+
+
 class A2C(Agent):
     """A policy that learns from the advantages of its own actions."""
 
@@ -901,6 +912,8 @@ class A2C(Agent):
         config, space = self.config, self.action_space
         if isinstance(space, gym.spaces.Box) and np.dtype(space.dtype).kind != "f":
             raise ValueError(f"{config.env_id!r} has actions that are not real numbers ({space}).")
+        if isinstance(space, gym.spaces.Box):
+            warn_of_bounds(config.env_id, space, config.initial_std)
         self.policy = self.make_policy().to(self.device)
         self.value_network = self.make_value_network().to(self.device)
         parameters = [*self.policy.parameters(), *self.value_network.parameters()]
@@ -1232,7 +1245,8 @@ print(made_by(parity))
 # - A checkpoint resets all environments, as everywhere in this book. It counts as a truncation: `gae`
 #   bootstraps there with the value of the true last observation.
 # - Continuous actions are clipped at the bounds, not squashed as in [SAC](sac.ipynb). A mean far outside the
-#   bounds gets no feedback from the environment.
+#   bounds gets no feedback from the environment. The Gaussian starts at 0, in the units of the environment: where
+#   the bounds are far from 0, as from 100 to 200, wrap it in Gymnasium's `RescaleAction`. The agent warns you.
 # - Observations are not normalised unless you ask for it. Where their sizes differ much, set
 #   `normalize_observations` ([What the network sees](preprocess.ipynb)).
 # - A2C makes one gradient step from each rollout and throws it away. [PPO](ppo.ipynb) makes more of it.

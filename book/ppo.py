@@ -350,7 +350,7 @@ def ppo_loss(
             "entropy": entropy.detach().mean(),
             "approximate_kl": approximate_kl(log_prob, old_log_prob),
             "clip_fraction": ((ratio - 1).abs() > clip_range).float().mean(),
-            "explained_variance": explained_variance(value, returns),
+            "explained_variance": explained_variance(old_value, returns),
         }
     return loss, metrics
 
@@ -379,6 +379,15 @@ assert abs(ppo_loss(**one, clip_value_loss=True)[1]["value_loss"].item() - 3.24)
 
 # %%
 #| export
+def check_minibatches(rollout_size: int, minibatch_size: int) -> None:
+    """Raise unless a rollout divides into minibatches."""
+    if rollout_size % minibatch_size:
+        raise ValueError(
+            f"Setting 'minibatch_size' ({minibatch_size}) must divide a rollout, "
+            f"'num_steps' times 'num_envs' ({rollout_size})."
+        )
+
+
 class PPOConfig(A2CConfig):
     """The settings of PPO."""
 
@@ -403,13 +412,9 @@ class PPOConfig(A2CConfig):
     )
 
     @model_validator(mode="after")
-    def check_minibatches(self) -> Self:
-        """Raise unless a rollout divides into minibatches."""
-        if self.rollout_size % self.minibatch_size:
-            raise ValueError(
-                f"Setting 'minibatch_size' ({self.minibatch_size}) must divide a rollout, "
-                f"'num_steps' times 'num_envs' ({self.rollout_size})."
-            )
+    def check_division(self) -> Self:
+        """Raise unless a rollout divides into minibatches that can be normalised."""
+        check_minibatches(self.rollout_size, self.minibatch_size)
         if self.normalize_advantages and self.minibatch_size == 1:
             raise ValueError(
                 "Setting 'normalize_advantages' needs a 'minibatch_size' of at least two steps."

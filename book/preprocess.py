@@ -204,14 +204,15 @@ assert abs(statistics.scale(reward)[0] - 1 / np.std([1, 1.5, 1.75])) < 1e-4
 # number (`Discrete`). The squares 3 and 4 need not have anything in common, so a network gets a
 # **one-hot** vector: one entry for each square, all 0 except for a single 1. And most environments
 # give pictures as (height, width, channels), while PyTorch's convolutions want the channels first.
-# The observation space alone says which change is needed.
+# The observation space alone says which change is needed: where the last of three axes is the
+# shortest, it holds the channels.
 
 # %%
 #| export
 def has_channels_last(space: gym.Space) -> bool:
     """Say whether observations are pictures of (height, width, channels)."""
     shape = space.shape or ()
-    return isinstance(space, Box) and len(shape) == 3 and shape[2] < shape[0]
+    return isinstance(space, Box) and len(shape) == 3 and shape[2] < min(shape[:2])
 
 
 def prepared_space(space: gym.Space) -> gym.Space:

@@ -983,10 +983,12 @@ plt.show()
 # %% [markdown]
 # **The scale of the rewards** matters most, as in [DRQN](drqn.ipynb). **Rescaling**, which the paper uses
 # in place of a factor, does much of the same for rewards as they are, without a number that somebody
-# had to find for the task. **n-step returns** help at the start. Of the other parts, trust only those
-# with a *yes*: at this budget some seeds have solved the task and some have not yet, and to tell the
-# rest apart would take many more seeds than five. The first figure says the same of the whole: given
-# 100,000 steps, DRQN gets almost as far.
+# had to find for the task, but it starts more slowly. **n-step returns** help at the start: with 1-step
+# returns no seed has learned anything after 3,000 steps. The other panels show no clear difference, in
+# either direction. At this budget some seeds have solved the task and most have not; a seed that
+# balances for 500 steps after 3,000 often loses that again. So two sets of five seeds can differ by a
+# hundred for no reason at all, and to tell these parts apart would take many more seeds. The first
+# figure says the same of the whole: given 100,000 steps, DRQN gets almost as far.
 #
 # ## Honest edges
 #
@@ -999,7 +1001,9 @@ plt.show()
 # | buffer | 100,000 chunks | 5,000 chunks |
 # | n-step | 5 | 10 on CartPole, 5 by default, shortened at the end of a chunk |
 # | discount | 0.997 | 0.995 on CartPole |
-# | priorities | exponent 0.9, η 0.9 | exponent 0.6, η 0.9 |
+# | exploring | each actor has its own ε, which stays | one ε for all, which falls |
+# | optimiser | Adam, learning rate 10⁻⁴, ε 10⁻³ | Adam, learning rate 10⁻³ falling to 0, PyTorch's ε |
+# | priorities | exponent 0.9, η 0.9; a new chunk's come from the TD errors of its actor | exponent 0.6, η 0.9; a new chunk gets the highest so far |
 # | importance weights | exponent 0.6 throughout | exponent from 0.4 to 1 |
 # | rewards | rescaled values, no clipping | × 0.1 on CartPole, rescaling as a setting |
 # | target network | a copy every 2,500 updates | moves 1 % at each update |

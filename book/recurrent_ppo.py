@@ -45,6 +45,7 @@ from torch.distributions import Distribution
 
 from rlbook.agent import Transition
 from rlbook.callbacks import Callbacks
+from rlbook.dqn import scale_factors
 from rlbook.drqn import State, reset_state
 from rlbook.policy_gradient import (
     CategoricalPolicy,
@@ -219,11 +220,7 @@ class LSTMNetwork(nn.Module):
         forget_bias: float = 0.0,
     ) -> None:
         super().__init__()
-        if observation_scale and len(observation_scale) != inputs:
-            raise ValueError(
-                f"Setting 'observation_scale' needs {inputs} factors, not {len(observation_scale)}."
-            )
-        scale = torch.tensor(observation_scale or (1.0,) * inputs)
+        scale = scale_factors(observation_scale, inputs)
         self.register_buffer("scale", scale, persistent=False)
         self.lstm = nn.LSTM(inputs, units, batch_first=True)
         with torch.no_grad():  # of the four gates the second forgets

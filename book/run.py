@@ -1108,7 +1108,8 @@ def warn_of_end(until: int, total_steps: int) -> None:
     """Say what happens to schedules in a run that is longer than they are."""
     if until > total_steps:
         message = f"learn goes on beyond total_steps ({total_steps}): schedules stay at their end."
-        warnings.warn(message, stacklevel=4)
+        advice = "Give the agent the steps of all calls as total_steps."
+        warnings.warn(f"{message} {advice}", stacklevel=4)
 
 # %% [markdown]
 # `train` makes the directory and runs up to the step `until`. This need not be `total_steps`: you

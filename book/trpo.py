@@ -43,6 +43,7 @@ from rlbook.agent import Metrics, UpdateResult
 from rlbook.callbacks import Callbacks
 from rlbook.dqn import check_shapes, set_learning_rate
 from rlbook.policy_gradient import A2C, RolloutBatch, RolloutConfig, explained_variance, normalize
+from rlbook.ppo import check_minibatches
 from rlbook.run import RunResult, train
 from rlbook.settings import Config
 
@@ -426,13 +427,14 @@ assert errors[-1] < 1e-4 * np.abs(solution).max() + 1e-4
 # %% [markdown]
 # ## The largest step
 #
-# Then stretch the direction to the bound. By hand: the Gaussian with $\sigma = 0.5$ and $\delta = 0.09$ should step by
+# Then stretch the direction to the bound. `product` may include damping, and the step is then a little shorter
+# than the bound allows. By hand: the Gaussian with $\sigma = 0.5$ and $\delta = 0.09$ should step by
 # $(0.2, -0.1)$, as in the table.
 
 # %%
 #| export
 def largest_step(product: Product, direction: Tensor, target_kl: float) -> Tensor:
-    """Stretch a direction until its KL divergence, to second order, is `target_kl`."""
+    """Stretch a direction until its KL divergence, to second order and damped, is `target_kl`."""
     curvature = direction @ product(direction)
     return (2 * target_kl / curvature.clamp(min=1e-12)).sqrt() * direction
 
@@ -523,13 +525,9 @@ class TRPOConfig(RolloutConfig):
     )
 
     @model_validator(mode="after")
-    def check_minibatches(self) -> Self:
+    def check_division(self) -> Self:
         """Raise unless a rollout divides into minibatches."""
-        if self.rollout_size % self.minibatch_size:
-            raise ValueError(
-                f"Setting 'minibatch_size' ({self.minibatch_size}) must divide a rollout, "
-                f"'num_steps' times 'num_envs' ({self.rollout_size})."
-            )
+        check_minibatches(self.rollout_size, self.minibatch_size)
         return self
 
 # %% [markdown]
@@ -556,7 +554,7 @@ class TRPOConfig(RolloutConfig):
 # %%
 #| export
 class TRPO(A2C):
-    """A policy that takes one step a rollout, the largest one that stays in a trust region."""
+    """A policy that takes one step a rollout, and stays in a trust region."""
 
     name: ClassVar[str] = "trpo"
     config_class: ClassVar[type[Config]] = TRPOConfig
@@ -569,7 +567,7 @@ class TRPO(A2C):
         self.optimizer = torch.optim.Adam(values, lr=self.config.lr, eps=1e-5, fused=True)
 
     def update_policy(self, batch: RolloutBatch) -> Metrics:
-        """Take the largest step that improves the surrogate and stays in the trust region."""
+        """Go along the natural gradient, and back until it improves and stays in the region."""
         config, parameters = self.config, list(self.policy.parameters())
         advantage = normalize(batch.advantage) if config.normalize_advantages else batch.advantage
         with torch.no_grad():
@@ -806,7 +804,7 @@ print("not the same:", *parity["deviations"])
 # |---|---|---|
 # | advantages from sampled returns, "single path" or "vine" | GAE with a value network | Schulman et al. 2016 added it to TRPO; lower variance |
 # | the Fisher matrix from a tenth of the data | from the whole rollout | small networks; one setting less |
-# | no damping mentioned | damping 0.1 | nearly singular matrices; common implementations have it |
+# | no damping mentioned | damping 0.1 | nearly singular matrices; common implementations have it. It also shortens the step where the curvature is small |
 # | rollouts of 50,000 steps for robots | 1,024 steps | small tasks; more updates for the same data |
 # | a guarantee of improvement, with a maximum of KL over states and a penalty | the mean KL over the rollout, from samples | the paper does the same in practice |
 #

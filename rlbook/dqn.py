@@ -12,6 +12,7 @@ __all__ = [
     "epsilon_greedy",
     "linear_epsilon",
     "polyak_update",
+    "scale_factors",
     "set_learning_rate",
     "train_dqn",
 ]
@@ -55,6 +56,14 @@ class MLP(nn.Sequential):
         super().__init__(*layers[:-1])  # none after the last layer
 
 
+def scale_factors(observation_scale: tuple[float, ...], inputs: int) -> Tensor:
+    """Return a factor for each entry of an observation, 1 where none are given."""
+    given = len(observation_scale)
+    if given not in (0, inputs):
+        raise ValueError(f"Setting 'observation_scale' needs {inputs} factors, not {given}.")
+    return torch.tensor(observation_scale or (1.0,) * inputs)
+
+
 class QNetwork(nn.Module):
     """From an observation to the value of each action."""
 
@@ -68,11 +77,7 @@ class QNetwork(nn.Module):
         observation_scale: tuple[float, ...] = (),
     ) -> None:
         super().__init__()
-        if observation_scale and len(observation_scale) != inputs:
-            raise ValueError(
-                f"Setting 'observation_scale' needs {inputs} factors, not {len(observation_scale)}."
-            )
-        scale = torch.tensor(observation_scale or (1.0,) * inputs)
+        scale = scale_factors(observation_scale, inputs)
         self.register_buffer("scale", scale, persistent=False)  # not learned, not saved
         self.layers = MLP((inputs, *hidden, actions))
 

@@ -17,10 +17,12 @@ __all__ = [
     "normalize",
     "sample_action",
     "train_a2c",
+    "warn_of_bounds",
 ]
 
 # %% book/policy_gradient.py · Policy gradient: REINFORCE to A2C
 import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -329,6 +331,16 @@ class A2CConfig(RolloutConfig):
 
 
 # %% book/policy_gradient.py · The agent
+def warn_of_bounds(env_id: Any, space: gym.spaces.Box, std: float) -> None:
+    """Say so if a Gaussian at 0 with this deviation hardly ever falls within the bounds."""
+    if (space.low > 3 * std).any() or (space.high < -3 * std).any():
+        advice = "wrap it in gymnasium.wrappers.RescaleAction(env, -1, 1)"
+        warnings.warn(
+            f"{env_id!r} has actions in {space}, and the policy starts around 0: {advice}.",
+            stacklevel=2,
+        )
+
+
 class A2C(Agent):
     """A policy that learns from the advantages of its own actions."""
 
@@ -346,6 +358,8 @@ class A2C(Agent):
         config, space = self.config, self.action_space
         if isinstance(space, gym.spaces.Box) and np.dtype(space.dtype).kind != "f":
             raise ValueError(f"{config.env_id!r} has actions that are not real numbers ({space}).")
+        if isinstance(space, gym.spaces.Box):
+            warn_of_bounds(config.env_id, space, config.initial_std)
         self.policy = self.make_policy().to(self.device)
         self.value_network = self.make_value_network().to(self.device)
         parameters = [*self.policy.parameters(), *self.value_network.parameters()]

@@ -1,6 +1,14 @@
 """Made from book/ppo.py: edit the chapter, then run `rlbook tangle`."""
 
-__all__ = ["PPO", "PPOConfig", "approximate_kl", "clipped_objective", "ppo_loss", "train_ppo"]
+__all__ = [
+    "PPO",
+    "PPOConfig",
+    "approximate_kl",
+    "check_minibatches",
+    "clipped_objective",
+    "ppo_loss",
+    "train_ppo",
+]
 
 # %% book/ppo.py · PPO: more from each rollout
 from collections.abc import Iterator
@@ -79,12 +87,21 @@ def ppo_loss(
             "entropy": entropy.detach().mean(),
             "approximate_kl": approximate_kl(log_prob, old_log_prob),
             "clip_fraction": ((ratio - 1).abs() > clip_range).float().mean(),
-            "explained_variance": explained_variance(value, returns),
+            "explained_variance": explained_variance(old_value, returns),
         }
     return loss, metrics
 
 
 # %% book/ppo.py · Settings
+def check_minibatches(rollout_size: int, minibatch_size: int) -> None:
+    """Raise unless a rollout divides into minibatches."""
+    if rollout_size % minibatch_size:
+        raise ValueError(
+            f"Setting 'minibatch_size' ({minibatch_size}) must divide a rollout, "
+            f"'num_steps' times 'num_envs' ({rollout_size})."
+        )
+
+
 class PPOConfig(A2CConfig):
     """The settings of PPO."""
 
@@ -109,13 +126,9 @@ class PPOConfig(A2CConfig):
     )
 
     @model_validator(mode="after")
-    def check_minibatches(self) -> Self:
-        """Raise unless a rollout divides into minibatches."""
-        if self.rollout_size % self.minibatch_size:
-            raise ValueError(
-                f"Setting 'minibatch_size' ({self.minibatch_size}) must divide a rollout, "
-                f"'num_steps' times 'num_envs' ({self.rollout_size})."
-            )
+    def check_division(self) -> Self:
+        """Raise unless a rollout divides into minibatches that can be normalised."""
+        check_minibatches(self.rollout_size, self.minibatch_size)
         if self.normalize_advantages and self.minibatch_size == 1:
             raise ValueError(
                 "Setting 'normalize_advantages' needs a 'minibatch_size' of at least two steps."

@@ -68,7 +68,7 @@ class RunningStatistics:
 def has_channels_last(space: gym.Space) -> bool:
     """Say whether observations are pictures of (height, width, channels)."""
     shape = space.shape or ()
-    return isinstance(space, Box) and len(shape) == 3 and shape[2] < shape[0]
+    return isinstance(space, Box) and len(shape) == 3 and shape[2] < min(shape[:2])
 
 
 def prepared_space(space: gym.Space) -> gym.Space:

@@ -5,6 +5,7 @@ __all__ = [
     "NStepAccumulator",
     "ReplayBuffer",
     "ReplayConfig",
+    "check_stored",
     "make_transitions",
     "storage_dtype",
     "to_batch",
@@ -68,6 +69,14 @@ def make_transitions(
 
 
 # %% book/replay.py · The circular buffer
+def check_stored(storage: np.ndarray, state: dict[str, Any]) -> None:
+    """Raise unless a stored buffer has the fields and the capacity of this one."""
+    for name, here in (("dtype", storage.dtype.descr), ("capacity", len(storage))):
+        if state[name] != here:
+            stored = f"The stored replay buffer has the {name} {state[name]}"
+            raise ValueError(f"{stored}, this one {here}.")
+
+
 class ReplayBuffer:
     """A circular buffer of the last `capacity` transitions, sampled uniformly."""
 
@@ -108,11 +117,7 @@ class ReplayBuffer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a stored buffer: the samples go on as if nothing had happened."""
-        for name, here in (("dtype", self.storage.dtype.descr), ("capacity", len(self.storage))):
-            if state[name] != here:
-                raise ValueError(
-                    f"The stored replay buffer has the {name} {state[name]}, this one {here}."
-                )
+        check_stored(self.storage, state)
         stored = state["storage"].cpu().numpy().view(self.storage.dtype)
         self.size, self.position = len(stored), state["position"]
         self.storage[: self.size] = stored

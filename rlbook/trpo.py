@@ -29,6 +29,7 @@ from rlbook.agent import Metrics, UpdateResult
 from rlbook.callbacks import Callbacks
 from rlbook.dqn import check_shapes, set_learning_rate
 from rlbook.policy_gradient import A2C, RolloutBatch, RolloutConfig, explained_variance, normalize
+from rlbook.ppo import check_minibatches
 from rlbook.run import RunResult, train
 from rlbook.settings import Config
 
@@ -102,7 +103,7 @@ def conjugate_gradient(product: Product, b: Tensor, iterations: int) -> Tensor:
 
 # %% book/trpo.py · The largest step
 def largest_step(product: Product, direction: Tensor, target_kl: float) -> Tensor:
-    """Stretch a direction until its KL divergence, to second order, is `target_kl`."""
+    """Stretch a direction until its KL divergence, to second order and damped, is `target_kl`."""
     curvature = direction @ product(direction)
     return (2 * target_kl / curvature.clamp(min=1e-12)).sqrt() * direction
 
@@ -154,19 +155,15 @@ class TRPOConfig(RolloutConfig):
     )
 
     @model_validator(mode="after")
-    def check_minibatches(self) -> Self:
+    def check_division(self) -> Self:
         """Raise unless a rollout divides into minibatches."""
-        if self.rollout_size % self.minibatch_size:
-            raise ValueError(
-                f"Setting 'minibatch_size' ({self.minibatch_size}) must divide a rollout, "
-                f"'num_steps' times 'num_envs' ({self.rollout_size})."
-            )
+        check_minibatches(self.rollout_size, self.minibatch_size)
         return self
 
 
 # %% book/trpo.py · The agent
 class TRPO(A2C):
-    """A policy that takes one step a rollout, the largest one that stays in a trust region."""
+    """A policy that takes one step a rollout, and stays in a trust region."""
 
     name: ClassVar[str] = "trpo"
     config_class: ClassVar[type[Config]] = TRPOConfig
@@ -179,7 +176,7 @@ class TRPO(A2C):
         self.optimizer = torch.optim.Adam(values, lr=self.config.lr, eps=1e-5, fused=True)
 
     def update_policy(self, batch: RolloutBatch) -> Metrics:
-        """Take the largest step that improves the surrogate and stays in the trust region."""
+        """Go along the natural gradient, and back until it improves and stays in the region."""
         config, parameters = self.config, list(self.policy.parameters())
         advantage = normalize(batch.advantage) if config.normalize_advantages else batch.advantage
         with torch.no_grad():

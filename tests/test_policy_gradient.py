@@ -61,6 +61,8 @@ class Odd(gym.Env[Any, Any]):
             self.action_space = gym.spaces.Box(0, 5, (1,), np.int8)
         elif kind == "shifted":
             self.action_space = gym.spaces.Discrete(3, start=5)
+        elif kind == "far":
+            self.action_space = gym.spaces.Box(100, 200, (1,))
         elif kind == "unbounded":
             self.action_space = gym.spaces.Box(-np.inf, np.inf, (2,), np.float64)
 
@@ -430,6 +432,15 @@ def test_actions_arrive_in_the_space_of_the_environment(kind: str) -> None:
     assert agent.action_space.contains(action)
     if kind == "shifted":
         assert set(np.unique(agent.rollout.action)) <= {0, 1, 2}
+
+
+@pytest.mark.filterwarnings("error")
+def test_bounds_that_the_gaussian_does_not_reach_get_a_warning() -> None:
+    """Otherwise every action would be the nearer bound, whatever the agent learns."""
+    with pytest.warns(UserWarning, match=r"starts around 0: wrap it in .*RescaleAction"):
+        A2C("Odd-v0", env_kwargs={"kind": "far"}, **SMALL)
+    A2C("Odd-v0", env_kwargs={"kind": "unbounded"}, **SMALL)
+    A2C("Odd-v0", env_kwargs={"kind": "far"}, **SMALL, initial_std=50.0)
 
 
 def test_greedy_actions_are_the_likeliest_and_others_are_sampled() -> None:

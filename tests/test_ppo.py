@@ -107,7 +107,7 @@ def test_loss_is_that_of_numpy(batch: int, clip_value_loss: bool) -> None:
         "entropy": x["entropy"].mean(),
         "approximate_kl": np.mean(kl),
         "clip_fraction": np.mean(clipped),
-        "explained_variance": 1 - np.var(x["returns"] - x["value"]) / variance,
+        "explained_variance": 1 - np.var(x["returns"] - x["old_value"]) / variance,
     }
     assert list(metrics) == list(expected)
     for name, number in expected.items():

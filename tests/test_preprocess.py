@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gymnasium.spaces import Box
 from gymnasium.wrappers import NormalizeReward
 from helpers import assert_same, assert_same_run
 from test_law import ALGORITHMS, SMALL, learned, make
@@ -14,7 +15,7 @@ from test_law import ALGORITHMS, SMALL, learned, make
 import rlbook
 from rlbook.agent import Agent, Transition
 from rlbook.envs import derive_seed, make_env
-from rlbook.preprocess import CLIP, RunningStatistics
+from rlbook.preprocess import CLIP, RunningStatistics, has_channels_last
 from rlbook.run import Collector, Run, RunDirectory, resume, train
 
 BOTH = {"normalize_observations": True, "normalize_rewards": True}
@@ -164,3 +165,14 @@ def test_statistics_survive_numbers_far_from_zero() -> None:
     for value in values:
         statistics.update(value[None])
     np.testing.assert_allclose(statistics.variance, values.var(axis=0), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "last"),
+    [((84, 84, 9), True), ((40, 60, 3), True), ((9, 84, 84), False), ((18, 16, 16), False)],
+)
+def test_channels_are_last_only_where_that_axis_is_the_shortest(
+    shape: tuple[int, ...], last: bool
+) -> None:
+    """A stack of six small colour frames has more channels than pixels a side."""
+    assert has_channels_last(Box(0, 255, shape, np.uint8)) == last

@@ -13,7 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field, field_validator, model_validator
 
+from rlbook.agent import algorithms
 from rlbook.settings import (
+    ELSEWHERE,
     Config,
     add_flags,
     find_config,
@@ -356,3 +358,9 @@ def test_every_shipped_config_is_valid_for_its_algorithm() -> None:
         assert algo == name.split("/")[0]
         if algo in rlbook.ALGORITHMS:
             make_config(rlbook.ALGORITHMS[algo].config_class, settings)
+
+
+def test_words_of_other_libraries_lead_to_settings_that_exist() -> None:
+    known = {name for agent in algorithms().values() for name in agent.config_class.model_fields}
+    assert set(ELSEWHERE.values()) <= known
+    assert not set(ELSEWHERE) & known  # those are words of ours

@@ -4,12 +4,14 @@ import importlib
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 from test_results import ROOT
 
 from rlbook.dqn import DQN
+from rlbook.sac import SAC
 
 
 @pytest.fixture
@@ -34,6 +36,32 @@ def test_bare_passes_are_those_of_todays_networks(bench: ModuleType) -> None:
     found = bench.measure_bare(rounds=1)
     assert set(found) == {"drqn", "r2d2", "redq", "drqv2"}
     assert all(part["works"]["bare passes"]["ms"][0] > 0 for part in found.values())
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_contests_of_sac_run_with_our_agent(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    """The other libraries are not installed here: a stand-in plays their part."""
+    calls: list[str] = []
+    theirs = SimpleNamespace(
+        learn=lambda *_, **__: calls.append("learn"), train=lambda *_, **__: calls.append("train")
+    )
+    ours: list[SAC] = []
+
+    def our_sac(hidden: tuple[int, ...], batch_size: int, compiled: bool) -> SAC:
+        sizes: Any = {"hidden": hidden, "batch_size": batch_size, "learning_starts": 8}
+        ours.append(SAC("Pendulum-v1", **sizes, eval_every=0))  # compiling would take long
+        return ours[-1]
+
+    peers = SimpleNamespace(
+        LIBRARIES={bench.SB3: None}, our_sac=our_sac, their_sac=lambda *_: theirs
+    )
+    monkeypatch.setitem(sys.modules, "peers", peers)
+    found = bench.measure_sac(rounds=1, hidden=(4,), batch=4, whole=whole)
+    assert {"eager", "compiled", bench.SB3} <= set(found["works"])
+    assert all(agent.updates >= 20 for agent in ours)
+    assert calls.count("learn" if whole else "train") > 1
 
 
 def test_the_stopwatch_sees_every_part_of_training_and_leaves_nothing_behind(
