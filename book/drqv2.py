@@ -72,7 +72,7 @@ from rlbook.sac import SAC
 # %% [markdown]
 # | | |
 # |---|---|
-# | Papers | Yarats et al. 2021 (DrQ-v2); Kostrikov et al. 2021 (DrQ, the first version); Lillicrap et al. 2016 (DDPG); Fujimoto et al. 2018 (TD3) |
+# | Papers | Yarats, Fergus et al. 2021 (DrQ-v2); Yarats, Kostrikov and Fergus 2021 (DrQ, the first version); Lillicrap et al. 2016 (DDPG); Fujimoto et al. 2018 (TD3) |
 # | Observations | images of bytes |
 # | Actions | continuous, with finite bounds |
 # | Learning | off-policy, from replay |
@@ -1307,7 +1307,7 @@ assert same_frames(random_shift_with_a_bug) < 6 == same_frames(random_shift)
 # - D. Yarats, R. Fergus, A. Lazaric, L. Pinto (2021). *Mastering Visual Continuous Control:
 #   Improved Data-Augmented Reinforcement Learning*. arXiv:2107.09645. Their code:
 #   github.com/facebookresearch/drqv2.
-# - I. Kostrikov, D. Yarats, R. Fergus (2021). *Image Augmentation Is All You Need: Regularizing
+# - D. Yarats, I. Kostrikov, R. Fergus (2021). *Image Augmentation Is All You Need: Regularizing
 #   Deep Reinforcement Learning from Pixels*. ICLR.
 # - T. Lillicrap et al. (2016). *Continuous control with deep reinforcement learning*. ICLR.
 # - S. Fujimoto, H. van Hoof, D. Meger (2018). *Addressing Function Approximation Error in

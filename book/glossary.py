@@ -107,7 +107,8 @@
 #
 # ### Greedy
 #
-# Taking the action with the largest Q-value. See [Basics](basics.ipynb#greedy).
+# Taking the action that looks best, without exploring: the one with the largest Q-value, or the
+# likeliest one where the policy is a network. See [Basics](basics.ipynb#greedy).
 #
 # ### Temporal difference
 #
@@ -115,9 +116,15 @@
 # Learning from it needs no complete episode. See
 # [Basics](basics.ipynb#learning-from-a-single-step).
 #
+# ### Target
+#
+# What a value is trained towards: the reward plus the discounted estimate of what follows. See
+# [Basics](basics.ipynb#learning-from-a-single-step).
+#
 # ### TD error
 #
-# The target of a Q-value minus the Q-value, also called temporal-difference error. See
+# The target of a value minus the value itself, that of an action or of a state; short for
+# temporal-difference error. See
 # [Basics](basics.ipynb#learning-from-a-single-step).
 #
 # ### Learning rate
@@ -180,8 +187,8 @@
 #
 # ### Transition
 #
-# What one step leaves behind: observation, action, reward, next observation, terminated. See
-# [Replay](replay.ipynb#a-transition).
+# What one step leaves behind: observation, action, reward, next observation, whether it terminated,
+# and the discount of what follows. See [Replay](replay.ipynb#a-transition).
 #
 # ### Replay buffer
 #
@@ -238,8 +245,8 @@
 #
 # ### Policy gradient
 #
-# The derivative of what a policy gets on average with respect to its parameters: the mean of the
-# gradient of the log-probability of an action times what the action brought. See
+# The gradient of the mean return with respect to the parameters of the policy. It is estimated from
+# samples: the gradient of the log-probability of an action, times the return that followed. See
 # [Basics](basics.ipynb#the-policy-gradient).
 #
 # ### Log-probability
@@ -288,12 +295,13 @@
 #
 # ### Natural gradient
 #
-# The direction in which an objective rises most for the same change of the policy, not of its
-# parameters. See [TRPO](trpo.ipynb#the-natural-gradient).
+# The direction that raises an objective most if each step may change the policy, rather than its
+# parameters, by the same small amount. See [TRPO](trpo.ipynb#the-natural-gradient).
 #
 # ### Fisher matrix
 #
-# The second derivatives of the KL divergence between a policy and itself after a small step. See
+# The second derivatives, in the parameters, of the KL divergence between a policy and a slightly
+# changed one. It says how much a small step changes the policy. See
 # [TRPO](trpo.ipynb#products-with-the-fisher-matrix).
 #
 # ### Line search
@@ -309,7 +317,8 @@
 # ### Critic
 #
 # The network that judges what the actor does. In A2C and PPO it estimates the value of a state, in
-# SAC the Q-value of an action, where its gradient tells the actor how to change the action. See
+# SAC, REDQ and DrQ-v2 the Q-value of an action. There its gradient tells the actor how to change
+# the action. See
 # [Policy gradient](policy_gradient.ipynb) and [SAC](sac.ipynb#the-critics).
 #
 # ### Entropy

@@ -31,7 +31,7 @@
 # | $n$ | `n_step` | rewards that are summed before a target bootstraps |
 # | $k$ | | the steps that were really taken, at most $n$: fewer at the end of an episode |
 # | $\gamma^k$ | `discount` | the weight of the value after those steps |
-# | $G$, $G_t$ | `reward` of a stored transition | the discounted sum of $k$ rewards |
+# | $G$, $G_t$ | | the return of an episode; the discounted return from step $t$ on |
 # | $T$ | `max_episode_steps` | the length of an episode, or the one at which it is cut off |
 # | $\ell$ | `chunk_length` | the length of a chunk |
 #
@@ -42,14 +42,17 @@
 # | $V$, $V(s)$ | `value` | the discounted return to expect from a state |
 # | $Q$, $Q(s, a)$ | `q` | the same, if the first action is $a$; $Q_i$ is that of critic $i$ |
 # | $A(s, a)$ | `advantage` | the advantage of an action: its Q-value minus the value of the state |
-# | $\theta$ | `q_network`, `actor`, `critics` | the parameters that are trained |
+# | $V_\pi$, $Q_\pi$ | | the same two, where it matters that the agent follows the policy $\pi$ |
+# | $a^*$ | | the action with the largest Q-value |
+# | $\theta$ | `q_network`, `policy`, `actor`, `critics` | the parameters that are trained |
 # | $\theta^-$, $Q^-$ | `target_network`, `next_q_target` | the parameters of the target network, and its values |
 # | $\tau$ | `tau` | the share by which the target network moves at each of its updates |
 # | $x$, $W$, $b$ | `x`, `weight`, `bias` | the input of a layer, its weights and its bias: $x \mapsto W x + b$ |
 # | $h_t$, $c_t$ | `state` | the hidden state of an LSTM and its cell |
 # | $z^f$, $z^i$, $z^o$, $U$ | | the gates of an LSTM (forget, input, output), and its weights for $h_{t-1}$ |
 # | $f$ | `encoder` | the network that turns an image into features |
-# | $\pi(a \mid s)$ | `actor` | a policy: the probability, or the density, of an action |
+# | $\pi(a \mid s)$ | `policy`, `actor` | a policy: the probability, or the density, of an action |
+# | $\pi_{\text{old}}$, $V_{\text{old}}$ | `log_prob`, `value` of a batch | the policy and the values that collected the rollout |
 # | $\mu$, $\sigma$ | `mean`, `std` | the mean and the standard deviation of a Gaussian policy before it is squashed, or of noise |
 # | $\epsilon$ | `noise` | a sample of Gaussian noise (SAC) |
 # | $J(\theta)$ | `mean_reward` | what a policy gets on average, which a policy gradient increases |
@@ -59,15 +62,15 @@
 # | $u$ | `u`, `unbounded` | the action before it is squashed: $a = \tanh u$ |
 # | $\alpha$ | `alpha` | the entropy coefficient (temperature) |
 # | $\bar{\mathcal H}$ | `target_entropy` | the entropy that the entropy coefficient is tuned to reach |
-# | $N$, $M$ | `num_critics`, `subset_size` | critics of an ensemble, and those that make one target |
+# | $N$, $M$, $\mathcal M$ | `num_critics`, `subset_size`, `chosen` | critics of an ensemble, those that make one target, and which they are |
 #
 # ## Learning
 #
 # | symbol | in the code | meaning |
 # |---|---|---|
 # | $y$, $y_t$ | `y`, `target` | what a value is trained towards |
-# | $\delta$ | `td_error` | the TD error, $y - Q(s, a)$; where only its size matters, also $Q(s, a) - y$ |
-# | $L$ | `loss` | a loss; $L_\pi$ is that of an actor, $L_\alpha$ that of the entropy coefficient |
+# | $\delta$ | `td_error` | the TD error: the target minus the value, $y - Q(s, a)$, or $r_t + \gamma V(s_{t+1}) - V(s_t)$ in GAE; where only its size matters, also with the other sign |
+# | $L$ | `loss` | a loss; $L_\pi$ is that of an actor, $L_\alpha$ that of the entropy coefficient. In TRPO $L$, and in PPO $L^{\text{clip}}$, is maximised: the loss is $-L$ |
 # | $c_V$, $c_H$ | `value_coefficient`, `entropy_coefficient` | the weights of the value loss and of the entropy in a loss |
 # | $\rho$ | `ratio` | the probability of an action now, divided by that when it was chosen |
 # | $\varepsilon$ | `clip_range` | how far that ratio may move from 1 |
@@ -82,7 +85,7 @@
 # | $P(i)$, $w_i$ | `weights` | the probability that chunk $i$ is sampled, and its importance weight |
 # | $\beta$ | `beta` | the power of an importance weight |
 # | $\Delta y$, $\Delta x$ | | the corner, down and to the right, at which a padded image is cut |
-# | $\lambda$ | `penalty` | what a large action costs before it is squashed |
+# | $\lambda$ | `saturation_penalty` | what a large action costs before it is squashed |
 #
 # ## Statistics
 #
@@ -103,6 +106,9 @@
 # | letter | above it is | but also |
 # |---|---|---|
 # | $\alpha$ | the entropy coefficient (SAC, REDQ) | the learning rate of a table (Basics, Environments, DQN); the power of a priority (R2D2) |
+# | $G$ | the return from a step on (Basics, Policy gradient) | only its first $k$ rewards, the `reward` of a stored transition (DRQN, R2D2) |
+# | $u$ | the action before it is squashed | a random number between 0 and 1 (Policy gradient) |
+# | $\mu$, $\sigma$ | those of a Gaussian policy | the running mean and deviation of observations (PPO) |
 # | $f$ | the encoder of images (DrQ-v2) | R2D2's value rescaling, $f(x)$ and $f^{-1}(y)$; the forget gate of an LSTM, $z^f$ |
 # | $\beta$ | the power of an importance weight (R2D2) | the length of a step (TRPO) |
 # | $\epsilon$ | a sample of Gaussian noise (SAC) | the damping of the Fisher matrix (TRPO) |
@@ -118,12 +124,13 @@
 # | $\pi$ | a policy | the number 3.14… in a Gaussian density |
 # | $N$ | the critics of an ensemble (REDQ) | the chunks in a buffer (R2D2) |
 # | $n$ | the steps of a return | the size of a sample; how often an action was tried (The agent) |
-# | $p$ | a priority (R2D2) | the padding around an image (DrQ-v2) |
+# | $p$ | a priority (R2D2) | the padding around an image (DrQ-v2); a probability (Policy gradient) |
+# | $A$, $m$ | an advantage, a mask | the mean height of a curve, and a number of seeds (Figures) |
 # | $b$ | the bias of a layer | the index in a batch; the baseline of a policy gradient (Basics) |
 # | $s$, $t$ | a state, a time | in statistics, those of the table before; $s$ is also the number of a run (Environments) |
 #
-# The letters $i$ and $j$ are indices. The sentence around them says what $d$, $e$ and $R$ mean,
-# and $\rho$ in [Pixels](pixels.ipynb).
+# The letters $i$ and $j$ are indices. The sentence around them says what $d$, $e$, $D$ and $R$ mean,
+# $k$, $x$ and $z$ where they are not those above, and $\rho$ in [Pixels](pixels.ipynb).
 #
 # ## Arrays
 #

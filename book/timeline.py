@@ -14,7 +14,7 @@
 # %% [markdown]
 # # Timeline
 #
-# Deep reinforcement learning, from the first table of values to the large networks of today: what
+# Deep reinforcement learning, from Q-learning's table of values to the large networks of today: what
 # was new, when, and on what it was built. Names in a coloured box or frame have a chapter in
 # this book, or a part in one. The table below has the idea and the paper of each.
 #
@@ -46,7 +46,7 @@ print(len(entries), "entries,", sum("chapter" in entry for entry in entries), "w
 families = {
     "values": "values",
     "actor-critic": "actor and critic,\noff-policy",
-    "policy": "policy gradient",
+    "policy": "policies",
     "model": "models and planning",
 }
 place: dict[str, tuple[float, float]] = {}
