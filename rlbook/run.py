@@ -247,10 +247,7 @@ class RunDirectory:
     def create(cls, path: str, agent: Agent) -> "RunDirectory":
         """Make the directory of a new run; one that holds a run already is left alone."""
         directory = cls(path)
-        if directory.config_path.exists() or directory.metrics.path.exists():
-            raise ValueError(
-                f"{path} already holds a run: go on with `rlbook resume {path}` or choose another."
-            )
+        directory.check_new()
         if agent.config.tensorboard:
             tensorboard_class()  # a mistake is better told before anything is written
         env = make_env(agent.config.env_id, agent.config.env_kwargs)
@@ -260,10 +257,18 @@ class RunDirectory:
             env.close()
         try:
             directory.path.mkdir(parents=True, exist_ok=True)
-            write_settings(directory.config_path, algorithm_name(type(agent)), agent.config)
+            with directory:
+                directory.check_new()  # another process may have been quicker
+                write_settings(directory.config_path, algorithm_name(type(agent)), agent.config)
         except OSError as error:
             raise ValueError(f"Could not make {path}: {error.strerror}.") from error
         return directory
+
+    def check_new(self) -> None:
+        """Raise if the directory holds a run already."""
+        if self.config_path.exists() or self.metrics.path.exists():
+            go_on = f"go on with `rlbook resume {self.path}` or choose another"
+            raise ValueError(f"{self.path} already holds a run: {go_on}.")
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "RunDirectory":
@@ -791,11 +796,11 @@ def train(
 ) -> RunResult:
     """Train an agent up to `total_steps` or to the step `until`, in its directory if it has one."""
     check_callbacks(callbacks)
-    if agent.directory:  # `learn` called again: settings may have changed
-        write_settings(agent.directory.config_path, algorithm_name(type(agent)), agent.config)
-    elif agent.config.run_dir:
+    if agent.config.run_dir and not agent.directory:
         agent.directory = RunDirectory.create(agent.config.run_dir, agent)
     with agent.directory or nullcontext():
+        if agent.directory:  # settings may have changed since the last `learn`
+            write_settings(agent.directory.config_path, algorithm_name(type(agent)), agent.config)
         run = Run(agent, agent.directory, progress, callbacks, until)
         warn_of_end(run.until, agent.config.total_steps)
         before = agent.training_state

@@ -384,6 +384,26 @@ def test_two_processes_cannot_write_to_one_run(tmp_path: Path) -> None:
     assert resume(tmp_path / "a", 1_200, progress=False).metrics["global_step"] == 1_200
 
 
+def test_nothing_is_written_before_the_lock_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = DQN(**TINY, run_dir=str(tmp_path / "a"))
+    agent.learn(10, progress=False)
+    before, agent.config.lr = (tmp_path / "a" / "config.yaml").read_text(), 0.5
+    with RunDirectory.open(tmp_path / "a"), pytest.raises(ValueError, match="Another process"):
+        agent.learn(10, progress=False)
+    assert (tmp_path / "a" / "config.yaml").read_text() == before
+
+    def be_overtaken(env: gym.Env) -> None:
+        monkeypatch.undo()
+        DQN(**TINY, run_dir=str(tmp_path / "b"), seed=1).learn(10, progress=False)
+
+    monkeypatch.setattr("rlbook.run.try_env", be_overtaken)
+    with pytest.raises(ValueError, match="b already holds a run"):
+        DQN(**TINY, run_dir=str(tmp_path / "b"), seed=2).learn(10, progress=False)
+    assert read_settings(tmp_path / "b" / "config.yaml")["seed"] == 1
+
+
 def test_a_second_process_gets_one_sentence_and_a_killed_one_leaves_no_lock(
     tmp_path: Path,
 ) -> None:
