@@ -16,6 +16,7 @@ __all__ = [
     "check_action",
     "check_finite",
     "check_resumable",
+    "check_up_to_date",
     "crosses",
     "environments_of",
     "lost_process",
@@ -783,6 +784,15 @@ def check_resumable(path: Path, content: dict[str, Any], agent: Agent) -> None:
         raise ValueError(f"{path} was written by `agent.save`, not by a run: use rlbook.load.")
 
 
+def check_up_to_date(agent: Agent, directory: RunDirectory) -> None:
+    """Raise if the run is further than the agent, which would overwrite what came after it."""
+    reached = directory.checkpoints.last_step()
+    if reached > agent.global_step:
+        gone = f"{directory.path} has gone on without this agent: it is at step {reached:,}"
+        how = f"go on with `rlbook.load({str(directory.path)!r})` or `rlbook resume`"
+        raise ValueError(f"{gone}, and the agent at {agent.global_step:,}. To learn more, {how}.")
+
+
 def warn_of_end(until: int, total_steps: int) -> None:
     """Say what happens to schedules in a run that is longer than they are."""
     if until > total_steps:
@@ -800,6 +810,7 @@ def train(
         agent.directory = RunDirectory.create(agent.config.run_dir, agent)
     with agent.directory or nullcontext():
         if agent.directory:  # settings may have changed since the last `learn`
+            check_up_to_date(agent, agent.directory)
             write_settings(agent.directory.config_path, algorithm_name(type(agent)), agent.config)
         run = Run(agent, agent.directory, progress, callbacks, until)
         warn_of_end(run.until, agent.config.total_steps)

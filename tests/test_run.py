@@ -404,6 +404,16 @@ def test_nothing_is_written_before_the_lock_is_held(
     assert read_settings(tmp_path / "b" / "config.yaml")["seed"] == 1
 
 
+def test_a_run_that_has_gone_on_without_its_agent_is_left_alone(tmp_path: Path) -> None:
+    agent = DQN(**TINY, run_dir=str(tmp_path / "a"))
+    agent.learn(40, progress=False)
+    resume(tmp_path / "a", total_steps=160, progress=False)
+    before = {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match="has gone on without this agent: it is at step 160, and"):
+        agent.learn(10, progress=False)
+    assert before == {path: path.read_bytes() for path in before}
+
+
 def test_a_second_process_gets_one_sentence_and_a_killed_one_leaves_no_lock(
     tmp_path: Path,
 ) -> None:
