@@ -214,8 +214,7 @@ class KeepBest(Callback):
         if evaluation.mean > self.best and run.directory:
             self.best, folder = evaluation.mean, run.directory.checkpoints.directory
             folder.mkdir(parents=True, exist_ok=True)
-            content = run.agent.checkpoint(replay=False)
-            write_checkpoint(folder / BEST, {**content, "run": None})
+            write_checkpoint(folder / BEST, run.agent.checkpoint(replay=False))
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best}

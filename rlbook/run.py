@@ -703,6 +703,7 @@ class Run:
     def train(self) -> RunResult:
         """Go on until the last step, or until something stops the run."""
         began, agent, config, ended = time.perf_counter(), self.agent, self.config, "failed"
+        agent.training_state = None  # it is of a step that will soon be past
         # Only here, since a resumed run has not taken the steps before this one.
         self.progress = Progress(self.label, agent.global_step, self.until, self.shows_progress)
         if self.directory:
@@ -789,8 +790,8 @@ def check_up_to_date(agent: Agent, directory: RunDirectory) -> None:
     reached = directory.checkpoints.last_step()
     if reached > agent.global_step:
         gone = f"{directory.path} has gone on without this agent: it is at step {reached:,}"
-        how = f"go on with `rlbook.load({str(directory.path)!r})` or `rlbook resume`"
-        raise ValueError(f"{gone}, and the agent at {agent.global_step:,}. To learn more, {how}.")
+        how = f"`rlbook resume {directory.path}` goes on from there"
+        raise ValueError(f"{gone}, and the agent at {agent.global_step:,}. {how}.")
 
 
 def warn_of_end(until: int, total_steps: int) -> None:

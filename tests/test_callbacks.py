@@ -117,6 +117,21 @@ def test_pieces_of_learn_keep_the_state_of_callbacks() -> None:
         agent.learn(1, progress=False)
 
 
+def test_a_copy_made_by_a_callback_has_no_training_state_of_an_earlier_step() -> None:
+    copies = []
+
+    class Copy(Callback):
+        def after_step(self, run: Run) -> None:
+            copies.append(copy.deepcopy(run.agent))
+
+    agent = DQN(**SMALL)
+    for _ in range(2):
+        agent.learn(2, progress=False, callbacks=[Copy()])
+    assert [each.global_step for each in copies] == [1, 2, 3, 4]
+    assert all(each.training_state is None for each in copies)
+    assert copies[2].learn(1, progress=False).agent.global_step == 4
+
+
 def test_a_run_that_was_stopped_is_finished_until_more_is_asked_for(tmp_path: Path) -> None:
     first = train(DQN(**SMALL, stop_at_return=1, run_dir=str(tmp_path / "a")), progress=False)
     assert first.stopped == f"the mean return {first.metrics['eval_return_mean']:.1f} has reached 1"
