@@ -721,6 +721,8 @@ class Run:
                 for callback in self.callbacks:
                     callback.at_end(self)
                 self.save()
+                if self.caught:  # after the last step: whoever asked to stop starts no other run
+                    raise KeyboardInterrupt
             ended = "stopped by a callback" if self.stopped else "finished"
         except KeyboardInterrupt:
             ended = "interrupted"

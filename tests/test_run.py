@@ -36,6 +36,7 @@ from helpers import (
 import rlbook
 import rlbook.run
 from rlbook.agent import REGISTRY, Transition, UpdateResult
+from rlbook.callbacks import Callback
 from rlbook.checkpoint import CheckpointDirectory, read_checkpoint
 from rlbook.dqn import DQN
 from rlbook.progress import Interrupted, RunFailed
@@ -44,6 +45,7 @@ from rlbook.run import (
     GrowingFile,
     Logger,
     MetricsFile,
+    Run,
     RunDirectory,
     RunResult,
     crosses,
@@ -180,6 +182,18 @@ def test_a_stop_right_at_a_checkpoint_or_at_the_end_loses_nothing(
             run_disturbed(path, step, lambda: signal.raise_signal(signal.SIGTERM))
         resume(path, progress=False)
         assert_same_run(whole, path)
+
+
+def test_a_signal_after_the_last_step_is_not_swallowed(tmp_path: Path) -> None:
+    class Term(Callback):
+        def at_end(self, run: Run) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    agent = DQN(**TINY, run_dir=str(tmp_path / "a"))
+    with pytest.raises(Interrupted, match="Stopped at step 20") as caught:
+        agent.learn(20, progress=False, callbacks=[Term()])
+    assert caught.value.signal_number == signal.SIGTERM
+    assert newest(tmp_path / "a")["agent"]["global_step"] == 20
 
 
 def test_a_crash_before_the_first_checkpoint_starts_again(whole: Path, tmp_path: Path) -> None:
