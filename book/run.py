@@ -30,6 +30,7 @@
 
 # %% tags=["hide-input"]
 #| export
+import copy
 import datetime
 import errno
 import json
@@ -1101,7 +1102,8 @@ class Run:
 #| export
 def environments_of(config: Config) -> dict[str, Any]:
     """Return the settings that say which environments a collector steps."""
-    return {name: getattr(config, name) for name in ("env_id", "env_kwargs", "num_envs", "seed")}
+    names = ("env_id", "env_kwargs", "num_envs", "seed")
+    return copy.deepcopy({name: getattr(config, name) for name in names})
 
 
 def check_resumable(path: Path, content: dict[str, Any], agent: Agent) -> None:

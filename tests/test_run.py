@@ -854,10 +854,14 @@ def test_the_first_learn_sets_total_steps_if_nobody_did() -> None:
     assert given.config.total_steps == 50_000
 
 
-def test_learn_in_other_environments_begins_new_episodes() -> None:
+@pytest.mark.parametrize("in_place", [False, True])
+def test_learn_in_other_environments_begins_new_episodes(in_place: bool) -> None:
     agent = DQN(**{**SMALL, "env_id": "rlbook/ConstantReward-v0", "env_kwargs": {"limit": 7}})
     agent.learn(110, progress=False)
-    agent.config.env_kwargs = {"limit": 3}
+    if in_place:
+        agent.config.env_kwargs["limit"] = 3
+    else:
+        agent.config.env_kwargs = {"limit": 3}
     agent.learn(110, progress=False)
     assert agent.training_state is not None
     assert agent.training_state["collector"]["recent"] == [3.0] * 20
