@@ -905,6 +905,15 @@ assert steps.tolist() == [10, 30] and losses.tolist() == [2.0, 1.0]
 
 # %%
 #| export
+def with_plain_numbers(state: Any) -> Any:
+    """Turn NumPy's numbers in a nested state, which a checkpoint cannot hold, into Python's."""
+    if isinstance(state, dict):
+        return {key: with_plain_numbers(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [with_plain_numbers(value) for value in state]
+    return state.item() if isinstance(state, np.generic) else state
+
+
 class Run:
     """The loop: collect, update, log, evaluate and checkpoint, until it is done or stopped."""
 
@@ -993,7 +1002,8 @@ class Run:
     def state_dict(self) -> dict[str, Any]:
         """Return what the run needs beside the agent to go on exactly."""
         parts = {"collector": self.collector.state_dict(), "logger": self.logger.state_dict()}
-        states = [[type(callback).__name__, callback.state_dict()] for callback in self.callbacks]
+        named = [[type(callback).__name__, callback.state_dict()] for callback in self.callbacks]
+        states = with_plain_numbers(named)
         ends = {"until": self.until, "stopped": self.stopped}
         return {**parts, "callbacks": states, "envs": environments_of(self.config), **ends}
 

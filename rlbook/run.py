@@ -25,6 +25,7 @@ __all__ = [
     "train",
     "versions",
     "warn_of_end",
+    "with_plain_numbers",
 ]
 
 # %% book/run.py · The run
@@ -587,6 +588,15 @@ class RunResult:
         return np.array(steps), np.array(values)
 
 
+def with_plain_numbers(state: Any) -> Any:
+    """Turn NumPy's numbers in a nested state, which a checkpoint cannot hold, into Python's."""
+    if isinstance(state, dict):
+        return {key: with_plain_numbers(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [with_plain_numbers(value) for value in state]
+    return state.item() if isinstance(state, np.generic) else state
+
+
 class Run:
     """The loop: collect, update, log, evaluate and checkpoint, until it is done or stopped."""
 
@@ -675,7 +685,8 @@ class Run:
     def state_dict(self) -> dict[str, Any]:
         """Return what the run needs beside the agent to go on exactly."""
         parts = {"collector": self.collector.state_dict(), "logger": self.logger.state_dict()}
-        states = [[type(callback).__name__, callback.state_dict()] for callback in self.callbacks]
+        named = [[type(callback).__name__, callback.state_dict()] for callback in self.callbacks]
+        states = with_plain_numbers(named)
         ends = {"until": self.until, "stopped": self.stopped}
         return {**parts, "callbacks": states, "envs": environments_of(self.config), **ends}
 

@@ -117,6 +117,17 @@ def test_pieces_of_learn_keep_the_state_of_callbacks() -> None:
         agent.learn(1, progress=False)
 
 
+def test_numbers_of_numpy_in_the_state_of_a_callback_can_be_saved(tmp_path: Path) -> None:
+    class Longest(Callback):
+        def state_dict(self) -> dict[str, Any]:
+            return {"longest": np.float64(2.5), "lengths": [np.int64(3)]}
+
+    agent = DQN(**SMALL, run_dir=str(tmp_path / "a"))
+    agent.learn(10, progress=False, callbacks=[Longest()])
+    states = newest(tmp_path / "a")["run"]["callbacks"]
+    assert_same(states, [["Longest", {"longest": 2.5, "lengths": [3]}]])
+
+
 def test_a_copy_made_by_a_callback_has_no_training_state_of_an_earlier_step() -> None:
     copies = []
 

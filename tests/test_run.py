@@ -864,6 +864,7 @@ def test_learn_in_other_environments_begins_new_episodes(in_place: bool) -> None
         agent.config.env_kwargs = {"limit": 3}
     agent.learn(110, progress=False)
     assert agent.training_state is not None
+    assert agent.training_state["collector"]["origin"] == 110  # reset by the second piece
     assert agent.training_state["collector"]["recent"] == [3.0] * 20
 
 
