@@ -29,6 +29,7 @@ __all__ = [
     "import_module",
     "learned_in",
     "load",
+    "load_state",
     "not_finite",
     "observation_kind",
     "own_algorithms",
@@ -623,6 +624,15 @@ class Agent(ABC):
 
 
 # %% book/agent.py · Loading
+def load_state(agent: Agent, state: dict[str, Any], source: Path) -> None:
+    """Let an agent take over a state from a file, or say that it does not fit."""
+    try:
+        agent.load_state_dict(state)
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        why = " ".join(str(error).split())  # torch writes one line per weight
+        raise CheckpointError(f"{source} does not fit this {agent.name}: {why}") from error
+
+
 def restore(
     content: dict[str, Any], source: Path, device: str, wanted: type[Agent] = Agent
 ) -> Agent:
@@ -638,12 +648,9 @@ def restore(
     settings = {**content["config"], "device": device, "run_dir": None, "keep_best": False}
     config = make_config(agent_class.config_class, settings)
     agent = agent_class(config=config, interface=interface)
-    try:
-        agent.load_state_dict(content["agent"])
-        run = content.get("run")
-        agent.training_state = run if isinstance(run, dict) else None
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{source} does not fit this {agent_class.name}: {error}") from error
+    load_state(agent, content["agent"], source)
+    run = content.get("run")
+    agent.training_state = run if isinstance(run, dict) else None
     return agent
 
 

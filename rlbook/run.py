@@ -62,6 +62,7 @@ from rlbook.agent import (
     Transition,
     algorithm_name,
     find_algorithm,
+    load_state,
     torch_for_learning,
 )
 from rlbook.callbacks import Callbacks, check_callbacks, make_callbacks
@@ -871,7 +872,7 @@ def resume(
             if REPLAY in agent.parts and REPLAY not in content["agent"]:
                 lost = "The replay buffer was not saved: it fills again, and the run is not exact."
                 warnings.warn(lost, stacklevel=2)
-            agent.load_state_dict(content["agent"])
+            load_state(agent, content["agent"], run.saved)
             run.load_state_dict(content["run"])
             if total_steps is None:  # with it, the user asks for more
                 run.stopped = content["run"].get("stopped")

@@ -37,7 +37,7 @@ import rlbook
 import rlbook.run
 from rlbook.agent import REGISTRY, Transition, UpdateResult
 from rlbook.callbacks import Callback
-from rlbook.checkpoint import CheckpointDirectory, read_checkpoint
+from rlbook.checkpoint import CheckpointDirectory, CheckpointError, read_checkpoint
 from rlbook.dqn import DQN
 from rlbook.progress import Interrupted, RunFailed
 from rlbook.run import (
@@ -379,6 +379,17 @@ def test_what_cannot_be_resumed_is_said(
         config.write_text(config.read_text().replace("algo: dqn", "algo: other"))
         message = "holds a dqn agent, but the run is test_run:other"
     with pytest.raises(ValueError, match=message):
+        resume(tmp_path / "a", progress=False)
+
+
+@pytest.mark.parametrize("changed", [{"hidden": [9]}, {"normalize_observations": True}])
+def test_settings_that_do_not_fit_the_checkpoint_get_one_sentence(
+    changed: dict[str, Any], tmp_path: Path
+) -> None:
+    DQN(**TINY, run_dir=str(tmp_path / "a")).learn(10, progress=False)
+    settings = read_settings(tmp_path / "a" / "config.yaml") | changed
+    (tmp_path / "a" / "config.yaml").write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError, match=r"^[^\n]*10\.pt does not fit this dqn: [^\n]*$"):
         resume(tmp_path / "a", progress=False)
 
 
