@@ -43,7 +43,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -53,6 +53,7 @@ import filelock
 import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from torch import Tensor
 
 import rlbook
@@ -324,6 +325,11 @@ class TensorBoardFiles:
             self.writer.add_scalar(name, value, step)
         self.writer.flush()
 
+    def close(self) -> None:
+        """End the writer's thread and close its file; a later line opens another."""
+        if self.writer is not None:
+            self.writer.close()
+
 # %% [markdown]
 # `run.json` answers the questions that come up a month later: which command, which versions, which
 # machine, when, and how it ended. A resumed run keeps what was written before. The run does not
@@ -571,6 +577,16 @@ def lost_process() -> Iterator[None]:
         raise RunFailed(message) from error
 
 
+@contextmanager
+def closed_on_failure(envs: SyncVectorEnv | AsyncVectorEnv) -> Iterator[None]:
+    """Close the environments if what is done inside fails, so that no process is left behind."""
+    try:
+        yield
+    except BaseException:
+        close_vector_env(envs)
+        raise
+
+
 class Collector:
     """Steps an agent through its environments, and can come back to any step."""
 
@@ -583,7 +599,8 @@ class Collector:
         self.recent: deque[float] = deque(maxlen=20)  # returns of the last finished episodes
         self.finished: list[tuple[float, int]] = []  # return and length of those of the last step
         self.warned = False
-        self.begin(agent.global_step, self.reset(agent.global_step))
+        with closed_on_failure(self.envs):
+            self.begin(agent.global_step, self.reset(agent.global_step))
 
     def reset(self, step: int) -> np.ndarray:
         """Reset all environments, seeded by the run's seed and the step."""
@@ -840,8 +857,9 @@ class Evaluator:
 
     def close(self) -> None:
         """Close the environments; another evaluation makes new ones."""
-        while self.envs:
-            self.envs.pop().close()
+        with ExitStack() as stack:
+            while self.envs:
+                stack.callback(self.envs.pop().close)
 
 # %%
 before = agent.state_dict()["generator"]
@@ -1095,11 +1113,17 @@ class Run:
         if self.whole_step == agent.global_step:
             with suppress(RunFailed, OSError):
                 agent.training_state = self.state_dict()
-        self.progress.close(agent.global_step)
-        self.evaluator.close()
-        close_vector_env(self.collector.envs)
         if self.directory:
             self.directory.record.end(f"{ended} at step {agent.global_step}")
+        try:
+            with ExitStack() as stack:  # whichever of them fails, all are closed
+                if self.directory:
+                    stack.callback(self.directory.tensorboard.close)
+                stack.callback(close_vector_env, self.collector.envs)
+                stack.callback(self.evaluator.close)
+                stack.callback(self.progress.close, agent.global_step)  # the first, as on a stack
+        except Exception as error:  # what was learned is not lost for that
+            warnings.warn(f"The run has ended, but closing it failed: {error!r}", stacklevel=3)
 
 # %% [markdown]
 # ## Starting and resuming
@@ -1133,6 +1157,9 @@ def check_up_to_date(agent: Agent, directory: RunDirectory) -> None:
         gone = f"{directory.path} has gone on without this agent: it is at step {reached:,}"
         how = f"`rlbook resume {directory.path}` goes on from there"
         raise ValueError(f"{gone}, and the agent at {agent.global_step:,}. {how}.")
+
+
+REPLAY_LOST = "The replay buffer was not saved: it fills again, and the run is not exact."
 
 
 def warn_of_end(until: int, total_steps: int) -> None:
@@ -1169,14 +1196,15 @@ def train(
             check_up_to_date(agent, agent.directory)
             write_settings(agent.directory.config_path, algorithm_name(type(agent)), agent.config)
         run = Run(agent, agent.directory, progress, callbacks, until)
-        warn_of_end(run.until, agent.config.total_steps)
         before = agent.training_state
-        if before and before["envs"] == environments_of(agent.config):
-            run.load_state_dict(before)
-        elif agent.global_step:
-            run.saved = None  # new episodes begin here, and no checkpoint knows of them
-        if run.until > agent.config.total_steps or (agent.global_step and not run.saved):
-            run.save()  # so that `resume` can go on from here, and as far
+        with closed_on_failure(run.collector.envs):
+            warn_of_end(run.until, agent.config.total_steps)
+            if before and before["envs"] == environments_of(agent.config):
+                run.load_state_dict(before)
+            elif agent.global_step:
+                run.saved = None  # new episodes begin here, and no checkpoint knows of them
+            if run.until > agent.config.total_steps or (agent.global_step and not run.saved):
+                run.save()  # so that `resume` can go on from here, and as far
         return run.train()
 
 
@@ -1206,20 +1234,20 @@ def resume(
             if reached >= until + agent.config.num_envs:  # the last step of all may overshoot
                 raise ValueError(f"{path} is already at step {reached:,}: ask for more steps.")
         run = Run(agent, directory, progress, callbacks, until)
-        if newest:
-            run.saved, content = newest
-            if REPLAY in agent.parts and REPLAY not in content["agent"]:
-                lost = "The replay buffer was not saved: it fills again, and the run is not exact."
-                warnings.warn(lost, stacklevel=2)
-            load_state(agent, content["agent"], run.saved)
-            run.load_state_dict(content["run"])
-            if total_steps is None:  # with it, the user asks for more
-                run.stopped = content["run"].get("stopped")
-        else:
-            directory.metrics.truncate(0)
-            directory.episodes.truncate(0)
-        if total_steps is not None:
-            write_settings(directory.config_path, algorithm_name(type(agent)), agent.config)
+        with closed_on_failure(run.collector.envs):
+            if newest:
+                run.saved, content = newest
+                if REPLAY in agent.parts and REPLAY not in content["agent"]:
+                    warnings.warn(REPLAY_LOST, stacklevel=2)
+                load_state(agent, content["agent"], run.saved)
+                run.load_state_dict(content["run"])
+                if total_steps is None:  # with it, the user asks for more
+                    run.stopped = content["run"].get("stopped")
+            else:
+                directory.metrics.truncate(0)
+                directory.episodes.truncate(0)
+            if total_steps is not None:
+                write_settings(directory.config_path, algorithm_name(type(agent)), agent.config)
         return run.train()
 
 # %% [markdown]

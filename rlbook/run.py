@@ -2,6 +2,7 @@
 
 __all__ = [
     "LARGEST",
+    "REPLAY_LOST",
     "Collector",
     "EpisodesFile",
     "Evaluator",
@@ -17,6 +18,7 @@ __all__ = [
     "check_finite",
     "check_resumable",
     "check_up_to_date",
+    "closed_on_failure",
     "crosses",
     "environments_of",
     "lost_process",
@@ -42,7 +44,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -52,6 +54,7 @@ import filelock
 import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from torch import Tensor
 
 import rlbook
@@ -181,6 +184,11 @@ class TensorBoardFiles:
         for name, value in line.items():
             self.writer.add_scalar(name, value, step)
         self.writer.flush()
+
+    def close(self) -> None:
+        """End the writer's thread and close its file; a later line opens another."""
+        if self.writer is not None:
+            self.writer.close()
 
 
 def versions() -> dict[str, str]:
@@ -341,6 +349,16 @@ def lost_process() -> Iterator[None]:
         raise RunFailed(message) from error
 
 
+@contextmanager
+def closed_on_failure(envs: SyncVectorEnv | AsyncVectorEnv) -> Iterator[None]:
+    """Close the environments if what is done inside fails, so that no process is left behind."""
+    try:
+        yield
+    except BaseException:
+        close_vector_env(envs)
+        raise
+
+
 class Collector:
     """Steps an agent through its environments, and can come back to any step."""
 
@@ -353,7 +371,8 @@ class Collector:
         self.recent: deque[float] = deque(maxlen=20)  # returns of the last finished episodes
         self.finished: list[tuple[float, int]] = []  # return and length of those of the last step
         self.warned = False
-        self.begin(agent.global_step, self.reset(agent.global_step))
+        with closed_on_failure(self.envs):
+            self.begin(agent.global_step, self.reset(agent.global_step))
 
     def reset(self, step: int) -> np.ndarray:
         """Reset all environments, seeded by the run's seed and the step."""
@@ -559,8 +578,9 @@ class Evaluator:
 
     def close(self) -> None:
         """Close the environments; another evaluation makes new ones."""
-        while self.envs:
-            self.envs.pop().close()
+        with ExitStack() as stack:
+            while self.envs:
+                stack.callback(self.envs.pop().close)
 
 
 # %% book/run.py · The loop
@@ -778,11 +798,17 @@ class Run:
         if self.whole_step == agent.global_step:
             with suppress(RunFailed, OSError):
                 agent.training_state = self.state_dict()
-        self.progress.close(agent.global_step)
-        self.evaluator.close()
-        close_vector_env(self.collector.envs)
         if self.directory:
             self.directory.record.end(f"{ended} at step {agent.global_step}")
+        try:
+            with ExitStack() as stack:  # whichever of them fails, all are closed
+                if self.directory:
+                    stack.callback(self.directory.tensorboard.close)
+                stack.callback(close_vector_env, self.collector.envs)
+                stack.callback(self.evaluator.close)
+                stack.callback(self.progress.close, agent.global_step)  # the first, as on a stack
+        except Exception as error:  # what was learned is not lost for that
+            warnings.warn(f"The run has ended, but closing it failed: {error!r}", stacklevel=3)
 
 
 # %% book/run.py · Starting and resuming
@@ -810,6 +836,9 @@ def check_up_to_date(agent: Agent, directory: RunDirectory) -> None:
         raise ValueError(f"{gone}, and the agent at {agent.global_step:,}. {how}.")
 
 
+REPLAY_LOST = "The replay buffer was not saved: it fills again, and the run is not exact."
+
+
 def warn_of_end(until: int, total_steps: int) -> None:
     """Say what happens to schedules in a run that is longer than they are."""
     if until > total_steps:
@@ -830,14 +859,15 @@ def train(
             check_up_to_date(agent, agent.directory)
             write_settings(agent.directory.config_path, algorithm_name(type(agent)), agent.config)
         run = Run(agent, agent.directory, progress, callbacks, until)
-        warn_of_end(run.until, agent.config.total_steps)
         before = agent.training_state
-        if before and before["envs"] == environments_of(agent.config):
-            run.load_state_dict(before)
-        elif agent.global_step:
-            run.saved = None  # new episodes begin here, and no checkpoint knows of them
-        if run.until > agent.config.total_steps or (agent.global_step and not run.saved):
-            run.save()  # so that `resume` can go on from here, and as far
+        with closed_on_failure(run.collector.envs):
+            warn_of_end(run.until, agent.config.total_steps)
+            if before and before["envs"] == environments_of(agent.config):
+                run.load_state_dict(before)
+            elif agent.global_step:
+                run.saved = None  # new episodes begin here, and no checkpoint knows of them
+            if run.until > agent.config.total_steps or (agent.global_step and not run.saved):
+                run.save()  # so that `resume` can go on from here, and as far
         return run.train()
 
 
@@ -867,18 +897,18 @@ def resume(
             if reached >= until + agent.config.num_envs:  # the last step of all may overshoot
                 raise ValueError(f"{path} is already at step {reached:,}: ask for more steps.")
         run = Run(agent, directory, progress, callbacks, until)
-        if newest:
-            run.saved, content = newest
-            if REPLAY in agent.parts and REPLAY not in content["agent"]:
-                lost = "The replay buffer was not saved: it fills again, and the run is not exact."
-                warnings.warn(lost, stacklevel=2)
-            load_state(agent, content["agent"], run.saved)
-            run.load_state_dict(content["run"])
-            if total_steps is None:  # with it, the user asks for more
-                run.stopped = content["run"].get("stopped")
-        else:
-            directory.metrics.truncate(0)
-            directory.episodes.truncate(0)
-        if total_steps is not None:
-            write_settings(directory.config_path, algorithm_name(type(agent)), agent.config)
+        with closed_on_failure(run.collector.envs):
+            if newest:
+                run.saved, content = newest
+                if REPLAY in agent.parts and REPLAY not in content["agent"]:
+                    warnings.warn(REPLAY_LOST, stacklevel=2)
+                load_state(agent, content["agent"], run.saved)
+                run.load_state_dict(content["run"])
+                if total_steps is None:  # with it, the user asks for more
+                    run.stopped = content["run"].get("stopped")
+            else:
+                directory.metrics.truncate(0)
+                directory.episodes.truncate(0)
+            if total_steps is not None:
+                write_settings(directory.config_path, algorithm_name(type(agent)), agent.config)
         return run.train()

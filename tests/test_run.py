@@ -7,10 +7,12 @@ import functools
 import io
 import json
 import math
+import multiprocessing
 import random
 import re
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -39,6 +41,7 @@ from rlbook.agent import REGISTRY, Transition, UpdateResult
 from rlbook.callbacks import Callback
 from rlbook.checkpoint import CheckpointDirectory, CheckpointError, read_checkpoint
 from rlbook.dqn import DQN
+from rlbook.envs import ObservationReward
 from rlbook.progress import Interrupted, RunFailed
 from rlbook.run import (
     Collector,
@@ -1121,6 +1124,52 @@ def test_without_tensorboard_one_sentence_comes_before_anything_is_written(
     with pytest.raises(ValueError, match=r"^TensorBoard is not installed: `pip install .*\.$"):
         run_whole(tmp_path / "a", tensorboard=True)
     assert not (tmp_path / "a").exists()
+
+
+def test_an_environment_that_cannot_be_closed_takes_no_result_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jams, closed = list[str](), list[int]()
+
+    class Stiff(ObservationReward):
+        def close(self) -> None:
+            if jams:
+                raise OSError(jams.pop())
+            closed.append(id(self))
+
+    class Jam(Callback):
+        def at_end(self, run: Run) -> None:
+            closed.clear()
+            jams.append("jammed")
+
+    monkeypatch.setattr("rlbook.envs.ObservationReward", Stiff)
+    agent = DQN(**{**TINY, "eval_every": 10}, run_dir=str(tmp_path / "a"))
+    with pytest.warns(UserWarning, match=r"closing it failed: OSError\('jammed'\)"):
+        result = agent.learn(20, progress=False, callbacks=[Jam()])
+    assert result.agent.global_step == 20 and len(closed) == 2  # and one is jammed
+    assert record(tmp_path / "a")["ended"] == "finished at step 20"
+
+
+def test_a_run_that_fails_before_it_begins_leaves_no_process() -> None:
+    class Forgetful(Callback):
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise KeyError("forgotten")
+
+    agent = DQN(**TINY, vectorize="async", num_envs=2)
+    agent.learn(10, progress=False, callbacks=[Forgetful()])
+    with pytest.raises(KeyError) as caught:  # which keeps the frames alive
+        agent.learn(10, progress=False, callbacks=[Forgetful()])
+    assert caught.value is not None and not multiprocessing.active_children()
+
+
+def test_the_writer_of_tensorboard_is_closed_and_opened_again(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    before = threading.active_count()
+    agent = DQN(**TINY, log_every=10, tensorboard=True, run_dir=str(tmp_path / "a"))
+    for pieces in (1, 2):
+        agent.learn(10, progress=False)
+        assert threading.active_count() == before
+        assert len(list((tmp_path / "a" / "tensorboard").iterdir())) == pieces
 
 
 def test_a_result_gives_the_curve_of_each_metric() -> None:
