@@ -946,7 +946,7 @@ class Run:
     ) -> None:
         self.agent, self.directory, self.config = agent, directory, agent.config
         self.until = until or agent.config.total_steps  # the step at which it ends
-        self.callbacks = [*make_callbacks(agent.config), *callbacks]
+        self.callbacks = callbacks
         self.collector = Collector(agent)
         self.logger = Logger(directory, agent.config.tensorboard)
         self.evaluator = Evaluator(agent.config)
@@ -1007,8 +1007,15 @@ class Run:
             evaluation = self.evaluator.evaluate(self.agent, stop=lambda: bool(self.caught))
             self.logger.log_evaluation(step, evaluation)
             self.progress.evaluated(step, evaluation, self.logger.trained)
-            for callback in self.callbacks:
+            # The closing evaluation of a piece of the run is one that the whole would not have.
+            for callback in self.callbacks if self.whole_has_evaluation() else []:
                 callback.after_evaluation(self, evaluation)
+
+    def whole_has_evaluation(self) -> bool:
+        """Say whether a run that is not cut into pieces would evaluate at this step as well."""
+        step, advance, config = self.agent.global_step, self.config.num_envs, self.config
+        at_end = step - advance < config.total_steps <= step
+        return at_end or bool(self.stopped) or crosses(step, advance, config.eval_every)
 
     def stop(self, reason: str) -> None:
         """End the run after this step; for callbacks."""
@@ -1189,6 +1196,7 @@ def train(
 ) -> RunResult:
     """Train an agent up to `total_steps` or to the step `until`, in its directory if it has one."""
     check_callbacks(callbacks)
+    callbacks = [*make_callbacks(agent.config), *callbacks]
     if agent.config.run_dir and not agent.directory:
         agent.directory = RunDirectory.create(agent.config.run_dir, agent)
     with agent.directory or nullcontext():
@@ -1223,6 +1231,7 @@ def resume(
     if total_steps is not None:
         settings["total_steps"] = total_steps
     agent = agent_class(config=make_config(agent_class.config_class, settings))
+    callbacks = [*make_callbacks(agent.config), *callbacks]
     agent.directory = directory
     with directory:
         newest = directory.checkpoints.newest()  # on the CPU: the agent moves what it must

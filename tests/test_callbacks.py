@@ -161,6 +161,22 @@ def test_patience_counts_evaluations_without_improvement() -> None:
     assert re.match(r"3 evaluations were no better than \d+\.\d$", result.stopped)
 
 
+def test_patience_does_not_count_the_evaluation_that_ends_a_piece() -> None:
+    settings = {**SMALL, "lr": 1e-12, "env_id": "rlbook/OneStep-v0", "stop_patience": 2}
+    whole, pieces = DQN(**settings), DQN(**settings)
+    told = whole.learn(200, progress=False).stopped
+    ends = [pieces.learn(15, progress=False).stopped for _ in range(10)]
+    assert told is not None and ends == [None] * 9 + [told]
+    assert pieces.global_step == whole.global_step == 150
+
+
+def test_stopping_needs_evaluations_and_says_so_before_anything_is_written(tmp_path: Path) -> None:
+    settings = {**SMALL, "eval_every": 0, "stop_at_return": 0.0, "run_dir": str(tmp_path / "a")}
+    with pytest.raises(ValueError, match="need evaluations: set 'eval_every' above 0"):
+        DQN(**settings).learn(10, progress=False)
+    assert not (tmp_path / "a").exists()
+
+
 def test_the_best_agent_is_kept_and_can_be_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
