@@ -746,6 +746,7 @@ class Agent(ABC):
     replay: Any  # the buffer of an agent that learns from replay
     directory: "RunDirectory | None" = None  # made by the loop when `run_dir` is set
     training_state: dict[str, Any] | None = None  # where the loop stopped: `learn` goes on there
+    replay_lost = False  # whether the state that was loaded came without its buffer
 
     def __init_subclass__(cls) -> None:
         if "name" in vars(cls):
@@ -892,8 +893,9 @@ class Agent(ABC):
         self.generator.bit_generator.state = state["generator"]
         self.preprocessing.load_state_dict(state["preprocessing"])
         self.training_state = None  # it belongs to another step
+        self.replay_lost = REPLAY in self.parts and REPLAY not in state
         for name in self.parts:
-            if name == REPLAY and name not in state:
+            if name == REPLAY and self.replay_lost:
                 continue
             part, saved = getattr(self, name), state[name]
             if isinstance(part, torch.optim.Optimizer):

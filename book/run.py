@@ -58,7 +58,6 @@ from torch import Tensor
 
 import rlbook
 from rlbook.agent import (
-    REPLAY,
     Agent,
     Metrics,
     Transition,
@@ -1136,9 +1135,9 @@ class Run:
 # ## Starting and resuming
 #
 # `train` starts a run, and `resume` continues one from its newest checkpoint that is not damaged.
-# A run that was killed before its first checkpoint starts again. Four helpers come first: which
+# A run that was killed before its first checkpoint starts again. Five helpers come first: which
 # settings decide the environments, whether a checkpoint can be resumed, whether somebody else has
-# resumed the run of an agent, and a warning.
+# resumed the run of an agent, and two warnings.
 
 # %%
 #| export
@@ -1166,7 +1165,12 @@ def check_up_to_date(agent: Agent, directory: RunDirectory) -> None:
         raise ValueError(f"{gone}, and the agent at {agent.global_step:,}. {how}.")
 
 
-REPLAY_LOST = "The replay buffer was not saved: it fills again, and the run is not exact."
+def warn_of_lost_replay(agent: Agent, stacklevel: int) -> None:
+    """Say once that an agent goes on without what it had stored."""
+    if agent.replay_lost:
+        lost = "The replay buffer was not saved: it fills again, and the run is not exact."
+        warnings.warn(lost, stacklevel=stacklevel)
+        agent.replay_lost = False
 
 
 def warn_of_end(until: int, total_steps: int) -> None:
@@ -1207,6 +1211,7 @@ def train(
         before = agent.training_state
         with closed_on_failure(run.collector.envs):
             warn_of_end(run.until, agent.config.total_steps)
+            warn_of_lost_replay(agent, stacklevel=4)
             if before and before["envs"] == environments_of(agent.config):
                 run.load_state_dict(before)
             elif agent.global_step:
@@ -1246,9 +1251,8 @@ def resume(
         with closed_on_failure(run.collector.envs):
             if newest:
                 run.saved, content = newest
-                if REPLAY in agent.parts and REPLAY not in content["agent"]:
-                    warnings.warn(REPLAY_LOST, stacklevel=2)
                 load_state(agent, content["agent"], run.saved)
+                warn_of_lost_replay(agent, stacklevel=3)
                 run.load_state_dict(content["run"])
                 if total_steps is None:  # with it, the user asks for more
                     run.stopped = content["run"].get("stopped")

@@ -2,7 +2,6 @@
 
 __all__ = [
     "LARGEST",
-    "REPLAY_LOST",
     "Collector",
     "EpisodesFile",
     "Evaluator",
@@ -27,6 +26,7 @@ __all__ = [
     "train",
     "versions",
     "warn_of_end",
+    "warn_of_lost_replay",
     "with_plain_numbers",
 ]
 
@@ -59,7 +59,6 @@ from torch import Tensor
 
 import rlbook
 from rlbook.agent import (
-    REPLAY,
     Agent,
     Metrics,
     Transition,
@@ -843,7 +842,12 @@ def check_up_to_date(agent: Agent, directory: RunDirectory) -> None:
         raise ValueError(f"{gone}, and the agent at {agent.global_step:,}. {how}.")
 
 
-REPLAY_LOST = "The replay buffer was not saved: it fills again, and the run is not exact."
+def warn_of_lost_replay(agent: Agent, stacklevel: int) -> None:
+    """Say once that an agent goes on without what it had stored."""
+    if agent.replay_lost:
+        lost = "The replay buffer was not saved: it fills again, and the run is not exact."
+        warnings.warn(lost, stacklevel=stacklevel)
+        agent.replay_lost = False
 
 
 def warn_of_end(until: int, total_steps: int) -> None:
@@ -870,6 +874,7 @@ def train(
         before = agent.training_state
         with closed_on_failure(run.collector.envs):
             warn_of_end(run.until, agent.config.total_steps)
+            warn_of_lost_replay(agent, stacklevel=4)
             if before and before["envs"] == environments_of(agent.config):
                 run.load_state_dict(before)
             elif agent.global_step:
@@ -909,9 +914,8 @@ def resume(
         with closed_on_failure(run.collector.envs):
             if newest:
                 run.saved, content = newest
-                if REPLAY in agent.parts and REPLAY not in content["agent"]:
-                    warnings.warn(REPLAY_LOST, stacklevel=2)
                 load_state(agent, content["agent"], run.saved)
+                warn_of_lost_replay(agent, stacklevel=3)
                 run.load_state_dict(content["run"])
                 if total_steps is None:  # with it, the user asks for more
                     run.stopped = content["run"].get("stopped")

@@ -300,6 +300,18 @@ def test_without_its_buffer_a_run_resumes_and_learns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("eval_every", "made"), [(0, 0), (300, 2)])
+def test_learning_on_without_the_buffer_is_told_once(tmp_path: Path) -> None:
+    DQN(**TINY, checkpoint_replay=False, run_dir=str(tmp_path / "a")).learn(60, progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # to evaluate, nobody needs it
+        agent = rlbook.load(tmp_path / "a")
+    with pytest.warns(UserWarning, match="The replay buffer was not saved"):
+        agent.learn(10, progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        agent.learn(10, progress=False)
+
+
 def test_environments_for_evaluating_are_made_once_and_only_if_needed(
     eval_every: int, made: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
