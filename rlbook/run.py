@@ -470,14 +470,25 @@ class Collector:
     def state_dict(self) -> dict[str, Any]:
         """Return what leads from the last reset to this step."""
         actions = torch.from_numpy(np.array(self.actions))  # one tensor: quickly written and read
-        recent = list(self.recent)
-        return {"origin": self.origin, "actions": actions, "recent": recent, "state": self.state}
+        return {
+            "origin": self.origin,
+            "actions": actions,
+            "obs": torch.from_numpy(np.array(self.obs)),  # where they lead to
+            "recent": list(self.recent),
+            "state": self.state,
+        }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Reset as the stored run did, repeat its actions and take over the hidden state."""
         self.begin(saved["origin"], self.reset(saved["origin"]))
         for action in saved["actions"].numpy():
             self.record(action, self.play(action))
+        if "obs" in saved and not np.allclose(self.obs, saved["obs"].numpy()):
+            warnings.warn(
+                "The environment ignores its seed: the same actions have led to another "
+                "observation, so the run goes on, but not exactly.",
+                stacklevel=5,
+            )
         self.recent = deque(saved["recent"], maxlen=self.recent.maxlen)
         self.state = saved["state"]
 

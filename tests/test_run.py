@@ -1093,6 +1093,23 @@ def test_metrics_that_cannot_be_written_stop_the_run_with_advice(
         train(agent, progress=False)
 
 
+def test_an_environment_that_ignores_its_seed_is_told_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    draws = np.random.default_rng(0)
+    agent = DQN(**TINY)
+    agent.learn(10, progress=False)
+    saved = copy.deepcopy(agent)
+    monkeypatch.setattr(ObservationReward, "observe", lambda env: draws.uniform(-1, 1))
+    with pytest.warns(UserWarning, match="The environment ignores its seed"):
+        agent.learn(10, progress=False)
+    assert saved.training_state is not None
+    del saved.training_state["collector"]["obs"]  # as in earlier checkpoints
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        saved.learn(10, progress=False)
+
+
 def test_episodes_that_never_end_between_checkpoints_are_told_of() -> None:
     settings = {**SMALL, "env_id": "rlbook/ConstantReward-v0", "checkpoint_every": 60}
     for limit, warned in ((100, True), (20, False)):
