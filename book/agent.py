@@ -312,18 +312,16 @@ def algorithms() -> dict[str, type["Agent"]]:
 
 def find_algorithm(name: str) -> type["Agent"]:
     """Find an algorithm by its name or as `module:name`, or say which name is nearest."""
-    if ":" in name:
-        known = own_algorithms(name.rpartition(":")[0])
-    elif name in chapter_modules():  # most often: then no other chapter need be imported
+    own = own_algorithms(name.rpartition(":")[0]) if ":" in name else None
+    if name in chapter_modules():  # most often: then no other chapter need be imported
         importlib.import_module(f"rlbook.{name}")
     if name in REGISTRY:
         return REGISTRY[name]
-    if ":" not in name:
-        known = algorithms()
+    known = algorithms() if own is None else own
     if name not in known:
         hint = nearest(name, list(known)) or f" There are: {', '.join(known) or 'none'}."
-        own = "" if ":" in name else " One of your own is named `module:name`."
-        raise ValueError(f"There is no algorithm {name!r}.{hint}{own}")
+        advice = " One of your own is named `module:name`." if own is None else ""
+        raise ValueError(f"There is no algorithm {name!r}.{hint}{advice}")
     return known[name]
 
 # %% [markdown]

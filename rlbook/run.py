@@ -602,7 +602,7 @@ class RunResult:
     history: list[dict[str, float]]
     checkpoint: Path | None
     agent: Agent
-    seconds: float  # of this process
+    seconds: float  # of this call
     stopped: str | None = None  # why a callback ended it, if one did
 
     def __repr__(self) -> str:
