@@ -51,6 +51,7 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
@@ -230,8 +231,9 @@ for wrong, kwargs in (
 # In Python you need no id. `DQN(make_grid)`, `DQN(Grid)` and `DQN(env)` work as well, and
 # `name_env` finds the id that the agent stores in its settings. A class or a function of a module
 # gets an id that other processes can import. An instance that `gym.make` made without keywords
-# keeps its own id. Anything else gets an id that only this process knows: a lambda, a function
-# inside a function, an instance with wrappers around it. An agent needs several copies of its
+# keeps its own id, unless you have changed its constants, as in `env.unwrapped.gravity = 3.7`.
+# Anything else gets an id that only this process knows: a lambda, a function inside a function, an
+# instance that was changed or has wrappers around it. An agent needs several copies of its
 # environment, at least one to learn in and one to be evaluated in, so it must be possible to copy
 # an instance.
 
@@ -240,9 +242,8 @@ for wrong, kwargs in (
 def name_env(env: Any) -> str:
     """Return the `env_id` of an environment that is given as a class, a function or an instance."""
     if isinstance(env, gym.Env):
-        spec = env.spec
-        if spec is not None and spec.id in gym.registry and spec == gym.spec(spec.id):
-            return spec.id
+        if env.spec is not None and is_unchanged(env, env.spec):
+            return env.spec.id
         return keep_maker(type(env.unwrapped).__name__, copier(env))
     if not callable(env):
         raise ValueError(
@@ -253,6 +254,16 @@ def name_env(env: Any) -> str:
     if getattr(sys.modules.get(module), name, None) is env:
         return f"{module}:{name}"
     return keep_maker(name, env)
+
+
+def is_unchanged(env: gym.Env, spec: EnvSpec) -> bool:
+    """Say whether `gym.make` of the id alone makes this environment, with the same constants."""
+    if spec.id not in gym.registry or spec != gym.spec(spec.id):
+        return False
+    fresh = gym.make(spec.id)
+    fresh.close()
+    found, made = vars(env.unwrapped), vars(fresh.unwrapped)
+    return all(found.get(k) == v for k, v in made.items() if isinstance(v, int | float | str))
 
 
 def keep_maker(name: str, maker: Callable[..., gym.Env]) -> str:

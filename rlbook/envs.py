@@ -21,6 +21,7 @@ __all__ = [
     "draw_maze",
     "evaluate",
     "find_maker",
+    "is_unchanged",
     "keep_maker",
     "make_env",
     "make_vector_env",
@@ -52,6 +53,7 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
@@ -129,9 +131,8 @@ def make_env(
 def name_env(env: Any) -> str:
     """Return the `env_id` of an environment that is given as a class, a function or an instance."""
     if isinstance(env, gym.Env):
-        spec = env.spec
-        if spec is not None and spec.id in gym.registry and spec == gym.spec(spec.id):
-            return spec.id
+        if env.spec is not None and is_unchanged(env, env.spec):
+            return env.spec.id
         return keep_maker(type(env.unwrapped).__name__, copier(env))
     if not callable(env):
         raise ValueError(
@@ -142,6 +143,16 @@ def name_env(env: Any) -> str:
     if getattr(sys.modules.get(module), name, None) is env:
         return f"{module}:{name}"
     return keep_maker(name, env)
+
+
+def is_unchanged(env: gym.Env, spec: EnvSpec) -> bool:
+    """Say whether `gym.make` of the id alone makes this environment, with the same constants."""
+    if spec.id not in gym.registry or spec != gym.spec(spec.id):
+        return False
+    fresh = gym.make(spec.id)
+    fresh.close()
+    found, made = vars(env.unwrapped), vars(fresh.unwrapped)
+    return all(found.get(k) == v for k, v in made.items() if isinstance(v, int | float | str))
 
 
 def keep_maker(name: str, maker: Callable[..., gym.Env]) -> str:
