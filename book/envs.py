@@ -51,7 +51,6 @@ from typing import Any, Literal
 import gymnasium as gym
 import numpy as np
 from gymnasium.envs.classic_control import CartPoleEnv
-from gymnasium.envs.registration import EnvSpec
 from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
@@ -242,8 +241,12 @@ for wrong, kwargs in (
 def name_env(env: Any) -> str:
     """Return the `env_id` of an environment that is given as a class, a function or an instance."""
     if isinstance(env, gym.Env):
-        if env.spec is not None and is_unchanged(env, env.spec):
-            return env.spec.id
+        spec = env.spec
+        if spec is not None and spec.id in gym.registry and spec == gym.spec(spec.id):
+            fresh = gym.make(spec.id)
+            fresh.close()
+            if same_constants(env, fresh):
+                return spec.id
         return keep_maker(type(env.unwrapped).__name__, copier(env))
     if not callable(env):
         raise ValueError(
@@ -256,14 +259,11 @@ def name_env(env: Any) -> str:
     return keep_maker(name, env)
 
 
-def is_unchanged(env: gym.Env, spec: EnvSpec) -> bool:
-    """Say whether `gym.make` of the id alone makes this environment, with the same constants."""
-    if spec.id not in gym.registry or spec != gym.spec(spec.id):
-        return False
-    fresh = gym.make(spec.id)
-    fresh.close()
+def same_constants(env: gym.Env, fresh: gym.Env) -> bool:
+    """Say whether the numbers and texts in an environment are still those of a new one."""
     found, made = vars(env.unwrapped), vars(fresh.unwrapped)
-    return all(found.get(k) == v for k, v in made.items() if isinstance(v, int | float | str))
+    constants = [name for name in made if isinstance(made[name], int | float | str)]
+    return all(np.array_equal(found.get(name), made[name]) for name in constants)
 
 
 def keep_maker(name: str, maker: Callable[..., gym.Env]) -> str:
@@ -281,7 +281,11 @@ def copier(env: gym.Env) -> Callable[[], gym.Env]:
         makers.append(functools.partial(gym.make, env.spec))
     for maker in makers:
         with suppress(Exception):  # what a simulator raises when it is copied is anybody's guess
-            maker().close()
+            made = maker()
+            made.close()
+            if not same_constants(env, made):
+                what = f"Copies of {env} are without what was changed in it"
+                warnings.warn(f"{what}: give a function that makes one.", stacklevel=2)
             return maker
     raise ValueError(
         f"{env} cannot be copied, and an agent needs several: give a function that makes one."

@@ -512,7 +512,8 @@ assert not crosses(step=1000, advance=4, every=0)  # 0 means never
 # thousands of steps before. The checkpoint that is written then is in the middle of the episodes.
 # So the collector keeps all actions since the last reset. To return to the same step, it resets
 # the environments with the same seed and repeats the actions, which is quick because nothing is
-# learned on the way.
+# learned on the way. If an environment ignores its seed, this leads to another observation, and a
+# warning says so.
 #
 # And what if the environment itself fails, after a day of training? The environments run only in
 # the first three parts of a step, and these parts change almost nothing else. `play` steps the
@@ -1531,7 +1532,7 @@ assert largest_jump(Collector) < 0.25 < largest_jump(CollectorWithABug)
 # Times differ between two runs of the same program, so the metrics could not be identical, and the
 # simplest test of exactness, comparing two files, would be lost. Put them in another file:
 # `episodes.csv` has a column of seconds, and `run.json` has start and end. `RunResult.seconds` is
-# the time of this process.
+# the time of one call.
 #
 # ```python
 # histories = [

@@ -330,7 +330,9 @@ def test_environments_as_they_come(given: Any, env_id: str, tmp_path: Path) -> N
     assert rlbook.load(tmp_path / "agent.pt").config.env_id == agent.config.env_id
 
 
-def test_an_environment_whose_constants_were_changed_is_copied_with_them() -> None:
+def test_an_environment_whose_constants_were_changed_is_copied_with_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     env = gym.make("CartPole-v1")
     env.reset(seed=0)
     env.step(0)
@@ -338,6 +340,9 @@ def test_an_environment_whose_constants_were_changed_is_copied_with_them() -> No
     env.unwrapped.gravity = 3.7  # type: ignore[attr-defined]
     agent = DQN(env, **SMALL)
     assert make_env(agent.config.env_id).get_wrapper_attr("gravity") == 3.7
+    monkeypatch.setattr(CartPoleEnv, "__deepcopy__", Stubborn.__deepcopy__, raising=False)
+    with pytest.warns(UserWarning, match="without what was changed in it: give a function"):
+        DQN(env, **SMALL)
 
 
 def test_two_functions_of_one_name_stay_apart() -> None:
