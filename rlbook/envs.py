@@ -151,8 +151,8 @@ def name_env(env: Any) -> str:
 def same_constants(env: gym.Env, fresh: gym.Env) -> bool:
     """Say whether the numbers and texts in an environment are still those of a new one."""
     found, made = vars(env.unwrapped), vars(fresh.unwrapped)
-    constants = [name for name in made if isinstance(made[name], int | float | str)]
-    return all(np.array_equal(found.get(name), made[name]) for name in constants)
+    constants = [k for k, value in made.items() if isinstance(value, int | float | str)]
+    return all(k in found and np.array_equal(found[k], made[k]) for k in constants)
 
 
 def keep_maker(name: str, maker: Callable[..., gym.Env]) -> str:
