@@ -299,7 +299,6 @@ def test_without_its_buffer_a_run_resumes_and_learns(tmp_path: Path) -> None:
     assert any(not torch.equal(weights[name], stored["q_network"][name]) for name in weights)
 
 
-@pytest.mark.parametrize(("eval_every", "made"), [(0, 0), (300, 2)])
 def test_learning_on_without_the_buffer_is_told_once(tmp_path: Path) -> None:
     DQN(**TINY, checkpoint_replay=False, run_dir=str(tmp_path / "a")).learn(60, progress=False)
     with warnings.catch_warnings():
@@ -312,6 +311,7 @@ def test_learning_on_without_the_buffer_is_told_once(tmp_path: Path) -> None:
         agent.learn(10, progress=False)
 
 
+@pytest.mark.parametrize(("eval_every", "made"), [(0, 0), (300, 2)])
 def test_environments_for_evaluating_are_made_once_and_only_if_needed(
     eval_every: int, made: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
