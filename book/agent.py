@@ -729,6 +729,11 @@ assert Interface.from_plain(interface.plain()) == interface
 # %%
 #| export
 REPLAY = "replay"  # the one part that a checkpoint may leave out
+BUILT_FROM = (  # settings that shape networks and buffers, which a later change would not reach
+    *("num_envs", "device", "compile", "normalize_observations", "normalize_rewards"),
+    *("hidden", "observation_scale", "lstm_units", "encoder", "features", "num_critics"),
+    *("buffer_size", "n_step", "num_steps", "chunk_length"),
+)
 
 
 class Agent(ABC):
@@ -777,6 +782,7 @@ class Agent(ABC):
         check_parts(self)
         if config.compile:
             compile_methods(self)
+        self.built_from = {name: getattr(config, name, None) for name in BUILT_FROM}
 
     def __repr__(self) -> str:
         where = f"{self.config.env_id!r}, seed={self.config.seed}"

@@ -1147,9 +1147,10 @@ class Run:
 # ## Starting and resuming
 #
 # `train` starts a run, and `resume` continues one from its newest checkpoint that is not damaged.
-# A run that was killed before its first checkpoint starts again. Five helpers come first: which
-# settings decide the environments, whether a checkpoint can be resumed, whether somebody else has
-# resumed the run of an agent, and two warnings.
+# A run that was killed before its first checkpoint starts again. Some helpers come first: which
+# settings decide the environments, whether a checkpoint can be resumed, whether a setting was
+# changed that can no longer take effect, whether somebody else has resumed the run of an agent, and
+# two warnings.
 
 # %%
 #| export
@@ -1166,6 +1167,18 @@ def check_resumable(path: Path, content: dict[str, Any], agent: Agent) -> None:
         raise ValueError(f"{path} holds a {found} agent, but the run is {wanted}.")
     if "size" not in (content.get("run") or {}).get("logger", {}):
         raise ValueError(f"{path} was written by `agent.save`, not by a run: use rlbook.load.")
+
+
+def check_unchanged(agent: Agent) -> None:
+    """Raise if a setting that the agent was built from has changed since."""
+    for name, built in agent.built_from.items():
+        if getattr(agent.config, name, None) != built:
+            fixed = f"was {built!r} when the agent was built, and is fixed since"
+            raise ValueError(f"Setting {name!r} {fixed}: make a new agent.")
+    directory = agent.directory
+    if directory and Path(agent.config.run_dir or "") != directory.path:
+        fixed = f"is fixed once a run has begun in {directory.path}"
+        raise ValueError(f"Setting 'run_dir' {fixed}: give it to a `copy.deepcopy` of the agent.")
 
 
 def check_up_to_date(agent: Agent, directory: RunDirectory) -> None:
@@ -1212,6 +1225,7 @@ def train(
 ) -> RunResult:
     """Train an agent up to `total_steps` or to the step `until`, in its directory if it has one."""
     check_callbacks(callbacks)
+    check_unchanged(agent)
     callbacks = [*make_callbacks(agent.config), *callbacks]
     if agent.config.run_dir and not agent.directory:
         agent.directory = RunDirectory.create(agent.config.run_dir, agent)

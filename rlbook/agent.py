@@ -1,6 +1,7 @@
 """Made from book/agent.py: edit the chapter, then run `rlbook tangle`."""
 
 __all__ = [
+    "BUILT_FROM",
     "REGISTRY",
     "REPLAY",
     "WRAPPERS",
@@ -411,6 +412,11 @@ def find_interface(config: Config) -> Interface:
 
 
 REPLAY = "replay"  # the one part that a checkpoint may leave out
+BUILT_FROM = (  # settings that shape networks and buffers, which a later change would not reach
+    *("num_envs", "device", "compile", "normalize_observations", "normalize_rewards"),
+    *("hidden", "observation_scale", "lstm_units", "encoder", "features", "num_critics"),
+    *("buffer_size", "n_step", "num_steps", "chunk_length"),
+)
 
 
 class Agent(ABC):
@@ -459,6 +465,7 @@ class Agent(ABC):
         check_parts(self)
         if config.compile:
             compile_methods(self)
+        self.built_from = {name: getattr(config, name, None) for name in BUILT_FROM}
 
     def __repr__(self) -> str:
         where = f"{self.config.env_id!r}, seed={self.config.seed}"

@@ -16,6 +16,7 @@ __all__ = [
     "check_action",
     "check_finite",
     "check_resumable",
+    "check_unchanged",
     "check_up_to_date",
     "closed_on_failure",
     "crosses",
@@ -844,6 +845,18 @@ def check_resumable(path: Path, content: dict[str, Any], agent: Agent) -> None:
         raise ValueError(f"{path} was written by `agent.save`, not by a run: use rlbook.load.")
 
 
+def check_unchanged(agent: Agent) -> None:
+    """Raise if a setting that the agent was built from has changed since."""
+    for name, built in agent.built_from.items():
+        if getattr(agent.config, name, None) != built:
+            fixed = f"was {built!r} when the agent was built, and is fixed since"
+            raise ValueError(f"Setting {name!r} {fixed}: make a new agent.")
+    directory = agent.directory
+    if directory and Path(agent.config.run_dir or "") != directory.path:
+        fixed = f"is fixed once a run has begun in {directory.path}"
+        raise ValueError(f"Setting 'run_dir' {fixed}: give it to a `copy.deepcopy` of the agent.")
+
+
 def check_up_to_date(agent: Agent, directory: RunDirectory) -> None:
     """Raise if the run is further than the agent, which would overwrite what came after it."""
     reached = directory.checkpoints.last_step()
@@ -874,6 +887,7 @@ def train(
 ) -> RunResult:
     """Train an agent up to `total_steps` or to the step `until`, in its directory if it has one."""
     check_callbacks(callbacks)
+    check_unchanged(agent)
     callbacks = [*make_callbacks(agent.config), *callbacks]
     if agent.config.run_dir and not agent.directory:
         agent.directory = RunDirectory.create(agent.config.run_dir, agent)

@@ -894,6 +894,21 @@ def test_learn_in_other_environments_begins_new_episodes(in_place: bool) -> None
     assert agent.training_state["collector"]["recent"] == [3.0] * 20
 
 
+@pytest.mark.parametrize(
+    "changed", [{"num_envs": 2}, {"hidden": (9,)}, {"n_step": 2}, {"run_dir": "elsewhere"}]
+)
+def test_a_setting_that_can_no_longer_take_effect_is_refused(
+    changed: dict[str, Any], tmp_path: Path
+) -> None:
+    agent = DQN(**TINY, run_dir=str(tmp_path / "a"))
+    agent.learn(10, progress=False)
+    agent.config = agent.config.replace(lr=1e-4, seed=5)  # those still can
+    agent.learn(10, progress=False)
+    agent.config = agent.config.replace(**changed)
+    with pytest.raises(ValueError, match=f"Setting '{next(iter(changed))}' .*fixed"):
+        agent.learn(10, progress=False)
+
+
 def test_learn_beyond_the_end_goes_on_exactly_after_a_kill(tmp_path: Path) -> None:
     def twice(name: str) -> DQN:
         settings = {"checkpoint_every": 1_000, "total_steps": 330, "run_dir": str(tmp_path / name)}
