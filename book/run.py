@@ -412,8 +412,9 @@ class RunDirectory:
         """Make the directory of a new run; one that holds a run already is left alone."""
         directory = cls(path)
         directory.check_new()
+        make_callbacks(agent.config)  # mistakes are better told before anything is written
         if agent.config.tensorboard:
-            tensorboard_class()  # a mistake is better told before anything is written
+            tensorboard_class()
         env = make_env(agent.config.env_id, agent.config.env_kwargs)
         try:
             try_env(env)
@@ -957,7 +958,7 @@ class Run:
     ) -> None:
         self.agent, self.directory, self.config = agent, directory, agent.config
         self.until = until or agent.config.total_steps  # the step at which it ends
-        self.callbacks = callbacks
+        self.callbacks = [*make_callbacks(agent.config), *callbacks]
         self.collector = Collector(agent)
         self.logger = Logger(directory, agent.config.tensorboard)
         self.evaluator = Evaluator(agent.config)
@@ -1226,7 +1227,6 @@ def train(
     """Train an agent up to `total_steps` or to the step `until`, in its directory if it has one."""
     check_callbacks(callbacks)
     check_unchanged(agent)
-    callbacks = [*make_callbacks(agent.config), *callbacks]
     if agent.config.run_dir and not agent.directory:
         agent.directory = RunDirectory.create(agent.config.run_dir, agent)
     with agent.directory or nullcontext():
@@ -1262,7 +1262,6 @@ def resume(
     if total_steps is not None:
         settings["total_steps"] = total_steps
     agent = agent_class(config=make_config(agent_class.config_class, settings))
-    callbacks = [*make_callbacks(agent.config), *callbacks]
     agent.directory = directory
     with directory:
         newest = directory.checkpoints.newest()  # on the CPU: the agent moves what it must
