@@ -715,8 +715,8 @@ class Collector:
             self.record(action, self.play(action))
         if "obs" in saved and not np.allclose(self.obs, saved["obs"].numpy()):
             warnings.warn(
-                "The environment ignores its seed: the same actions have led to another "
-                "observation, so the run goes on, but not exactly.",
+                "The environment ignores its seed or was changed: the same actions have led to "
+                "another observation, so the run goes on, but not exactly.",
                 stacklevel=5,
             )
         self.recent = deque(saved["recent"], maxlen=self.recent.maxlen)
