@@ -86,6 +86,10 @@ assert (returns[:-1] < 400).all()
 # If a callback remembers something between calls, its `state_dict` returns that, as plain numbers,
 # texts and tensors. It is saved with each checkpoint, and a resumed run gives it back. Without
 # that, a run that was killed while it waited for an improvement would begin to wait again.
+#
+# Training in pieces, with several calls of `learn`, should stop where the whole would. Each piece
+# ends with an evaluation, whether one is due by `eval_every` or not. One that is not due is logged,
+# but only the last of the run, at `total_steps` or after a stop, is told to callbacks.
 
 # %%
 #| export
@@ -96,7 +100,7 @@ class Callback:
         """After a step of all environments and the updates that were due."""
 
     def after_evaluation(self, run: "Run", evaluation: Evaluation) -> None:
-        """After an evaluation was logged."""
+        """After an evaluation was logged, unless it only ends a piece of a longer run."""
 
     def after_checkpoint(self, run: "Run", path: Path) -> None:
         """After a checkpoint was written."""
@@ -214,8 +218,7 @@ class KeepBest(Callback):
         if evaluation.mean > self.best and run.directory:
             self.best, folder = evaluation.mean, run.directory.checkpoints.directory
             folder.mkdir(parents=True, exist_ok=True)
-            content = run.agent.checkpoint(replay=False)
-            write_checkpoint(folder / BEST, {**content, "run": None})
+            write_checkpoint(folder / BEST, run.agent.checkpoint(replay=False))
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best}
@@ -257,6 +260,9 @@ def make_callbacks(config: Config) -> list[Callback]:
         made.append(StopAtReturn(config.stop_at_return))
     if config.stop_patience is not None:
         made.append(StopWithoutImprovement(config.stop_patience))
+    if made and not config.eval_every:
+        names = "'keep_best', 'stop_at_return' and 'stop_patience'"
+        raise ValueError(f"Settings {names} need evaluations: set 'eval_every' above 0.")
     return made
 
 # %%

@@ -230,8 +230,9 @@ for wrong, kwargs in (
 # In Python you need no id. `DQN(make_grid)`, `DQN(Grid)` and `DQN(env)` work as well, and
 # `name_env` finds the id that the agent stores in its settings. A class or a function of a module
 # gets an id that other processes can import. An instance that `gym.make` made without keywords
-# keeps its own id. Anything else gets an id that only this process knows: a lambda, a function
-# inside a function, an instance with wrappers around it. An agent needs several copies of its
+# keeps its own id, unless you have changed its constants, as in `env.unwrapped.gravity = 3.7`.
+# Anything else gets an id that only this process knows: a lambda, a function inside a function, an
+# instance that was changed or has wrappers around it. An agent needs several copies of its
 # environment, at least one to learn in and one to be evaluated in, so it must be possible to copy
 # an instance.
 
@@ -242,7 +243,10 @@ def name_env(env: Any) -> str:
     if isinstance(env, gym.Env):
         spec = env.spec
         if spec is not None and spec.id in gym.registry and spec == gym.spec(spec.id):
-            return spec.id
+            fresh = gym.make(spec.id)
+            fresh.close()
+            if same_constants(env, fresh):
+                return spec.id
         return keep_maker(type(env.unwrapped).__name__, copier(env))
     if not callable(env):
         raise ValueError(
@@ -253,6 +257,13 @@ def name_env(env: Any) -> str:
     if getattr(sys.modules.get(module), name, None) is env:
         return f"{module}:{name}"
     return keep_maker(name, env)
+
+
+def same_constants(env: gym.Env, fresh: gym.Env) -> bool:
+    """Say whether the numbers and texts in an environment are still those of a new one."""
+    found, made = vars(env.unwrapped), vars(fresh.unwrapped)
+    constants = [k for k, value in made.items() if isinstance(value, int | float | str)]
+    return all(k in found and np.array_equal(found[k], made[k]) for k in constants)
 
 
 def keep_maker(name: str, maker: Callable[..., gym.Env]) -> str:
@@ -270,7 +281,11 @@ def copier(env: gym.Env) -> Callable[[], gym.Env]:
         makers.append(functools.partial(gym.make, env.spec))
     for maker in makers:
         with suppress(Exception):  # what a simulator raises when it is copied is anybody's guess
-            maker().close()
+            made = maker()
+            made.close()
+            if not same_constants(env, made):
+                what = f"Copies of {env} are without what was changed in it"
+                warnings.warn(f"{what}: give a function that makes one.", stacklevel=2)
             return maker
     raise ValueError(
         f"{env} cannot be copied, and an agent needs several: give a function that makes one."

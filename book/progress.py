@@ -363,7 +363,7 @@ assert shown[0].startswith("demo: step 1,000 of 2,000, evaluation 10.0 ± 1.0")
 # %%
 #| export
 class Interrupted(KeyboardInterrupt):
-    """A run was stopped by Ctrl-C or SIGTERM after it wrote its checkpoint."""
+    """A run was stopped by Ctrl-C or SIGTERM; the message says from where it can go on."""
 
     def __init__(self, message: str, signal_number: int = signal.SIGINT) -> None:
         super().__init__(message)

@@ -1,6 +1,7 @@
 """Made from book/agent.py: edit the chapter, then run `rlbook tangle`."""
 
 __all__ = [
+    "BUILT_FROM",
     "REGISTRY",
     "REPLAY",
     "WRAPPERS",
@@ -29,6 +30,7 @@ __all__ = [
     "import_module",
     "learned_in",
     "load",
+    "load_state",
     "not_finite",
     "observation_kind",
     "own_algorithms",
@@ -162,18 +164,16 @@ def algorithms() -> dict[str, type["Agent"]]:
 
 def find_algorithm(name: str) -> type["Agent"]:
     """Find an algorithm by its name or as `module:name`, or say which name is nearest."""
-    if ":" in name:
-        known = own_algorithms(name.rpartition(":")[0])
-    elif name in chapter_modules():  # most often: then no other chapter need be imported
+    own = own_algorithms(name.rpartition(":")[0]) if ":" in name else None
+    if name in chapter_modules():  # most often: then no other chapter need be imported
         importlib.import_module(f"rlbook.{name}")
     if name in REGISTRY:
         return REGISTRY[name]
-    if ":" not in name:
-        known = algorithms()
+    known = algorithms() if own is None else own
     if name not in known:
         hint = nearest(name, list(known)) or f" There are: {', '.join(known) or 'none'}."
-        own = "" if ":" in name else " One of your own is named `module:name`."
-        raise ValueError(f"There is no algorithm {name!r}.{hint}{own}")
+        advice = " One of your own is named `module:name`." if own is None else ""
+        raise ValueError(f"There is no algorithm {name!r}.{hint}{advice}")
     return known[name]
 
 
@@ -412,6 +412,11 @@ def find_interface(config: Config) -> Interface:
 
 
 REPLAY = "replay"  # the one part that a checkpoint may leave out
+BUILT_FROM = (  # settings that shape networks and buffers, which a later change would not reach
+    *("num_envs", "device", "compile", "normalize_observations", "normalize_rewards"),
+    *("hidden", "observation_scale", "lstm_units", "encoder", "features", "num_critics"),
+    *("buffer_size", "n_step", "num_steps", "chunk_length"),
+)
 
 
 class Agent(ABC):
@@ -427,6 +432,7 @@ class Agent(ABC):
     replay: Any  # the buffer of an agent that learns from replay
     directory: "RunDirectory | None" = None  # made by the loop when `run_dir` is set
     training_state: dict[str, Any] | None = None  # where the loop stopped: `learn` goes on there
+    replay_lost = False  # whether the state that was loaded came without its buffer
 
     def __init_subclass__(cls) -> None:
         if "name" in vars(cls):
@@ -459,6 +465,7 @@ class Agent(ABC):
         check_parts(self)
         if config.compile:
             compile_methods(self)
+        self.built_from = {name: getattr(config, name, None) for name in BUILT_FROM}
 
     def __repr__(self) -> str:
         where = f"{self.config.env_id!r}, seed={self.config.seed}"
@@ -573,8 +580,9 @@ class Agent(ABC):
         self.generator.bit_generator.state = state["generator"]
         self.preprocessing.load_state_dict(state["preprocessing"])
         self.training_state = None  # it belongs to another step
+        self.replay_lost = REPLAY in self.parts and REPLAY not in state
         for name in self.parts:
-            if name == REPLAY and name not in state:
+            if name == REPLAY and self.replay_lost:
                 continue
             part, saved = getattr(self, name), state[name]
             if isinstance(part, torch.optim.Optimizer):
@@ -623,6 +631,15 @@ class Agent(ABC):
 
 
 # %% book/agent.py · Loading
+def load_state(agent: Agent, state: dict[str, Any], source: Path) -> None:
+    """Let an agent take over a state from a file, or say that it does not fit."""
+    try:
+        agent.load_state_dict(state)
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        why = " ".join(str(error).split())  # torch writes one line per weight
+        raise CheckpointError(f"{source} does not fit this {agent.name}: {why}") from error
+
+
 def restore(
     content: dict[str, Any], source: Path, device: str, wanted: type[Agent] = Agent
 ) -> Agent:
@@ -638,12 +655,9 @@ def restore(
     settings = {**content["config"], "device": device, "run_dir": None, "keep_best": False}
     config = make_config(agent_class.config_class, settings)
     agent = agent_class(config=config, interface=interface)
-    try:
-        agent.load_state_dict(content["agent"])
-        run = content.get("run")
-        agent.training_state = run if isinstance(run, dict) else None
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{source} does not fit this {agent_class.name}: {error}") from error
+    load_state(agent, content["agent"], source)
+    run = content.get("run")
+    agent.training_state = run if isinstance(run, dict) else None
     return agent
 
 

@@ -32,7 +32,7 @@ class Callback:
         """After a step of all environments and the updates that were due."""
 
     def after_evaluation(self, run: "Run", evaluation: Evaluation) -> None:
-        """After an evaluation was logged."""
+        """After an evaluation was logged, unless it only ends a piece of a longer run."""
 
     def after_checkpoint(self, run: "Run", path: Path) -> None:
         """After a checkpoint was written."""
@@ -96,8 +96,7 @@ class KeepBest(Callback):
         if evaluation.mean > self.best and run.directory:
             self.best, folder = evaluation.mean, run.directory.checkpoints.directory
             folder.mkdir(parents=True, exist_ok=True)
-            content = run.agent.checkpoint(replay=False)
-            write_checkpoint(folder / BEST, {**content, "run": None})
+            write_checkpoint(folder / BEST, run.agent.checkpoint(replay=False))
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best}
@@ -130,4 +129,7 @@ def make_callbacks(config: Config) -> list[Callback]:
         made.append(StopAtReturn(config.stop_at_return))
     if config.stop_patience is not None:
         made.append(StopWithoutImprovement(config.stop_patience))
+    if made and not config.eval_every:
+        names = "'keep_best', 'stop_at_return' and 'stop_patience'"
+        raise ValueError(f"Settings {names} need evaluations: set 'eval_every' above 0.")
     return made

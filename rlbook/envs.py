@@ -29,6 +29,7 @@ __all__ = [
     "nearest",
     "one_number",
     "register_env",
+    "same_constants",
     "true_next_obs",
     "try_env",
     "what_is_meant",
@@ -131,7 +132,10 @@ def name_env(env: Any) -> str:
     if isinstance(env, gym.Env):
         spec = env.spec
         if spec is not None and spec.id in gym.registry and spec == gym.spec(spec.id):
-            return spec.id
+            fresh = gym.make(spec.id)
+            fresh.close()
+            if same_constants(env, fresh):
+                return spec.id
         return keep_maker(type(env.unwrapped).__name__, copier(env))
     if not callable(env):
         raise ValueError(
@@ -142,6 +146,13 @@ def name_env(env: Any) -> str:
     if getattr(sys.modules.get(module), name, None) is env:
         return f"{module}:{name}"
     return keep_maker(name, env)
+
+
+def same_constants(env: gym.Env, fresh: gym.Env) -> bool:
+    """Say whether the numbers and texts in an environment are still those of a new one."""
+    found, made = vars(env.unwrapped), vars(fresh.unwrapped)
+    constants = [k for k, value in made.items() if isinstance(value, int | float | str)]
+    return all(k in found and np.array_equal(found[k], made[k]) for k in constants)
 
 
 def keep_maker(name: str, maker: Callable[..., gym.Env]) -> str:
@@ -159,7 +170,11 @@ def copier(env: gym.Env) -> Callable[[], gym.Env]:
         makers.append(functools.partial(gym.make, env.spec))
     for maker in makers:
         with suppress(Exception):  # what a simulator raises when it is copied is anybody's guess
-            maker().close()
+            made = maker()
+            made.close()
+            if not same_constants(env, made):
+                what = f"Copies of {env} are without what was changed in it"
+                warnings.warn(f"{what}: give a function that makes one.", stacklevel=2)
             return maker
     raise ValueError(
         f"{env} cannot be copied, and an agent needs several: give a function that makes one."

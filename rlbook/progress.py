@@ -239,7 +239,7 @@ class Progress:
 
 # %% book/progress.py · Stopping
 class Interrupted(KeyboardInterrupt):
-    """A run was stopped by Ctrl-C or SIGTERM after it wrote its checkpoint."""
+    """A run was stopped by Ctrl-C or SIGTERM; the message says from where it can go on."""
 
     def __init__(self, message: str, signal_number: int = signal.SIGINT) -> None:
         super().__init__(message)

@@ -16,6 +16,9 @@ __all__ = [
     "check_action",
     "check_finite",
     "check_resumable",
+    "check_unchanged",
+    "check_up_to_date",
+    "closed_on_failure",
     "crosses",
     "environments_of",
     "lost_process",
@@ -24,9 +27,12 @@ __all__ = [
     "train",
     "versions",
     "warn_of_end",
+    "warn_of_lost_replay",
+    "with_plain_numbers",
 ]
 
 # %% book/run.py · The run
+import copy
 import datetime
 import errno
 import json
@@ -39,7 +45,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -49,16 +55,17 @@ import filelock
 import gymnasium as gym
 import numpy as np
 import torch
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from torch import Tensor
 
 import rlbook
 from rlbook.agent import (
-    REPLAY,
     Agent,
     Metrics,
     Transition,
     algorithm_name,
     find_algorithm,
+    load_state,
     torch_for_learning,
 )
 from rlbook.callbacks import Callbacks, check_callbacks, make_callbacks
@@ -178,6 +185,11 @@ class TensorBoardFiles:
             self.writer.add_scalar(name, value, step)
         self.writer.flush()
 
+    def close(self) -> None:
+        """End the writer's thread and close its file; a later line opens another."""
+        if self.writer is not None:
+            self.writer.close()
+
 
 def versions() -> dict[str, str]:
     """Return the versions that decide the numbers."""
@@ -247,12 +259,10 @@ class RunDirectory:
     def create(cls, path: str, agent: Agent) -> "RunDirectory":
         """Make the directory of a new run; one that holds a run already is left alone."""
         directory = cls(path)
-        if directory.config_path.exists() or directory.metrics.path.exists():
-            raise ValueError(
-                f"{path} already holds a run: go on with `rlbook resume {path}` or choose another."
-            )
+        directory.check_new()
+        make_callbacks(agent.config)  # mistakes are better told before anything is written
         if agent.config.tensorboard:
-            tensorboard_class()  # a mistake is better told before anything is written
+            tensorboard_class()
         env = make_env(agent.config.env_id, agent.config.env_kwargs)
         try:
             try_env(env)
@@ -260,10 +270,18 @@ class RunDirectory:
             env.close()
         try:
             directory.path.mkdir(parents=True, exist_ok=True)
-            write_settings(directory.config_path, algorithm_name(type(agent)), agent.config)
+            with directory:
+                directory.check_new()  # another process may have been quicker
+                write_settings(directory.config_path, algorithm_name(type(agent)), agent.config)
         except OSError as error:
             raise ValueError(f"Could not make {path}: {error.strerror}.") from error
         return directory
+
+    def check_new(self) -> None:
+        """Raise if the directory holds a run already."""
+        if self.config_path.exists() or self.metrics.path.exists():
+            go_on = f"go on with `rlbook resume {self.path}` or choose another"
+            raise ValueError(f"{self.path} already holds a run: {go_on}.")
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> "RunDirectory":
@@ -332,6 +350,16 @@ def lost_process() -> Iterator[None]:
         raise RunFailed(message) from error
 
 
+@contextmanager
+def closed_on_failure(envs: SyncVectorEnv | AsyncVectorEnv) -> Iterator[None]:
+    """Close the environments if what is done inside fails, so that no process is left behind."""
+    try:
+        yield
+    except BaseException:
+        close_vector_env(envs)
+        raise
+
+
 class Collector:
     """Steps an agent through its environments, and can come back to any step."""
 
@@ -344,7 +372,8 @@ class Collector:
         self.recent: deque[float] = deque(maxlen=20)  # returns of the last finished episodes
         self.finished: list[tuple[float, int]] = []  # return and length of those of the last step
         self.warned = False
-        self.begin(agent.global_step, self.reset(agent.global_step))
+        with closed_on_failure(self.envs):
+            self.begin(agent.global_step, self.reset(agent.global_step))
 
     def reset(self, step: int) -> np.ndarray:
         """Reset all environments, seeded by the run's seed and the step."""
@@ -443,14 +472,25 @@ class Collector:
     def state_dict(self) -> dict[str, Any]:
         """Return what leads from the last reset to this step."""
         actions = torch.from_numpy(np.array(self.actions))  # one tensor: quickly written and read
-        recent = list(self.recent)
-        return {"origin": self.origin, "actions": actions, "recent": recent, "state": self.state}
+        return {
+            "origin": self.origin,
+            "actions": actions,
+            "obs": torch.from_numpy(np.array(self.obs)),  # where they lead to
+            "recent": list(self.recent),
+            "state": self.state,
+        }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Reset as the stored run did, repeat its actions and take over the hidden state."""
         self.begin(saved["origin"], self.reset(saved["origin"]))
         for action in saved["actions"].numpy():
             self.record(action, self.play(action))
+        if "obs" in saved and not np.allclose(self.obs, saved["obs"].numpy()):
+            warnings.warn(
+                "The environment ignores its seed or was changed: the same actions have led to "
+                "another observation, so the run goes on, but not exactly.",
+                stacklevel=5,
+            )
         self.recent = deque(saved["recent"], maxlen=self.recent.maxlen)
         self.state = saved["state"]
 
@@ -550,8 +590,9 @@ class Evaluator:
 
     def close(self) -> None:
         """Close the environments; another evaluation makes new ones."""
-        while self.envs:
-            self.envs.pop().close()
+        with ExitStack() as stack:
+            while self.envs:
+                stack.callback(self.envs.pop().close)
 
 
 # %% book/run.py · The loop
@@ -563,7 +604,7 @@ class RunResult:
     history: list[dict[str, float]]
     checkpoint: Path | None
     agent: Agent
-    seconds: float  # of this process
+    seconds: float  # of this call
     stopped: str | None = None  # why a callback ended it, if one did
 
     def __repr__(self) -> str:
@@ -578,6 +619,15 @@ class RunResult:
         lines = [line for line in self.history if name in line]
         steps, values = ([line[key] for line in lines] for key in ("global_step", name))
         return np.array(steps), np.array(values)
+
+
+def with_plain_numbers(state: Any) -> Any:
+    """Turn NumPy's numbers in a nested state, which a checkpoint cannot hold, into Python's."""
+    if isinstance(state, dict):
+        return {key: with_plain_numbers(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [with_plain_numbers(value) for value in state]
+    return state.item() if isinstance(state, np.generic) else state
 
 
 class Run:
@@ -654,8 +704,15 @@ class Run:
             evaluation = self.evaluator.evaluate(self.agent, stop=lambda: bool(self.caught))
             self.logger.log_evaluation(step, evaluation)
             self.progress.evaluated(step, evaluation, self.logger.trained)
-            for callback in self.callbacks:
+            # The closing evaluation of a piece of the run is one that the whole would not have.
+            for callback in self.callbacks if self.whole_has_evaluation() else []:
                 callback.after_evaluation(self, evaluation)
+
+    def whole_has_evaluation(self) -> bool:
+        """Say whether a run that is not cut into pieces would evaluate at this step as well."""
+        step, advance, config = self.agent.global_step, self.config.num_envs, self.config
+        at_end = step - advance < config.total_steps <= step
+        return at_end or bool(self.stopped) or crosses(step, advance, config.eval_every)
 
     def stop(self, reason: str) -> None:
         """End the run after this step; for callbacks."""
@@ -668,7 +725,8 @@ class Run:
     def state_dict(self) -> dict[str, Any]:
         """Return what the run needs beside the agent to go on exactly."""
         parts = {"collector": self.collector.state_dict(), "logger": self.logger.state_dict()}
-        states = [[type(callback).__name__, callback.state_dict()] for callback in self.callbacks]
+        named = [[type(callback).__name__, callback.state_dict()] for callback in self.callbacks]
+        states = with_plain_numbers(named)
         ends = {"until": self.until, "stopped": self.stopped}
         return {**parts, "callbacks": states, "envs": environments_of(self.config), **ends}
 
@@ -697,6 +755,7 @@ class Run:
     def train(self) -> RunResult:
         """Go on until the last step, or until something stops the run."""
         began, agent, config, ended = time.perf_counter(), self.agent, self.config, "failed"
+        agent.training_state = None  # it is of a step that will soon be past
         # Only here, since a resumed run has not taken the steps before this one.
         self.progress = Progress(self.label, agent.global_step, self.until, self.shows_progress)
         if self.directory:
@@ -714,6 +773,8 @@ class Run:
                 for callback in self.callbacks:
                     callback.at_end(self)
                 self.save()
+                if self.caught:  # after the last step: whoever asked to stop starts no other run
+                    raise KeyboardInterrupt
             ended = "stopped by a callback" if self.stopped else "finished"
         except KeyboardInterrupt:
             ended = "interrupted"
@@ -756,17 +817,24 @@ class Run:
         if self.whole_step == agent.global_step:
             with suppress(RunFailed, OSError):
                 agent.training_state = self.state_dict()
-        self.progress.close(agent.global_step)
-        self.evaluator.close()
-        close_vector_env(self.collector.envs)
         if self.directory:
             self.directory.record.end(f"{ended} at step {agent.global_step}")
+        try:
+            with ExitStack() as stack:  # whichever of them fails, all are closed
+                if self.directory:
+                    stack.callback(self.directory.tensorboard.close)
+                stack.callback(close_vector_env, self.collector.envs)
+                stack.callback(self.evaluator.close)
+                stack.callback(self.progress.close, agent.global_step)  # the first, as on a stack
+        except Exception as error:  # what was learned is not lost for that
+            warnings.warn(f"The run has ended, but closing it failed: {error!r}", stacklevel=3)
 
 
 # %% book/run.py · Starting and resuming
 def environments_of(config: Config) -> dict[str, Any]:
     """Return the settings that say which environments a collector steps."""
-    return {name: getattr(config, name) for name in ("env_id", "env_kwargs", "num_envs", "seed")}
+    names = ("env_id", "env_kwargs", "num_envs", "seed")
+    return copy.deepcopy({name: getattr(config, name) for name in names})
 
 
 def check_resumable(path: Path, content: dict[str, Any], agent: Agent) -> None:
@@ -776,6 +844,35 @@ def check_resumable(path: Path, content: dict[str, Any], agent: Agent) -> None:
         raise ValueError(f"{path} holds a {found} agent, but the run is {wanted}.")
     if "size" not in (content.get("run") or {}).get("logger", {}):
         raise ValueError(f"{path} was written by `agent.save`, not by a run: use rlbook.load.")
+
+
+def check_unchanged(agent: Agent) -> None:
+    """Raise if a setting that the agent was built from has changed since."""
+    for name, built in agent.built_from.items():
+        if getattr(agent.config, name, None) != built:
+            fixed = f"was {built!r} when the agent was built, and is fixed since"
+            raise ValueError(f"Setting {name!r} {fixed}: make a new agent.")
+    directory = agent.directory
+    if directory and Path(agent.config.run_dir or "") != directory.path:
+        fixed = f"is fixed once a run has begun in {directory.path}"
+        raise ValueError(f"Setting 'run_dir' {fixed}: give it to a `copy.deepcopy` of the agent.")
+
+
+def check_up_to_date(agent: Agent, directory: RunDirectory) -> None:
+    """Raise if the run is further than the agent, which would overwrite what came after it."""
+    reached = directory.checkpoints.last_step()
+    if reached > agent.global_step:
+        gone = f"{directory.path} has gone on without this agent: it is at step {reached:,}"
+        how = f"`rlbook resume {directory.path}` goes on from there"
+        raise ValueError(f"{gone}, and the agent at {agent.global_step:,}. {how}.")
+
+
+def warn_of_lost_replay(agent: Agent, stacklevel: int) -> None:
+    """Say once that an agent goes on without what it had stored."""
+    if agent.replay_lost:
+        lost = "The replay buffer was not saved: it fills again, and the run is not exact."
+        warnings.warn(lost, stacklevel=stacklevel)
+        agent.replay_lost = False
 
 
 def warn_of_end(until: int, total_steps: int) -> None:
@@ -791,20 +888,24 @@ def train(
 ) -> RunResult:
     """Train an agent up to `total_steps` or to the step `until`, in its directory if it has one."""
     check_callbacks(callbacks)
-    if agent.directory:  # `learn` called again: settings may have changed
-        write_settings(agent.directory.config_path, algorithm_name(type(agent)), agent.config)
-    elif agent.config.run_dir:
+    check_unchanged(agent)
+    if agent.config.run_dir and not agent.directory:
         agent.directory = RunDirectory.create(agent.config.run_dir, agent)
     with agent.directory or nullcontext():
+        if agent.directory:  # settings may have changed since the last `learn`
+            check_up_to_date(agent, agent.directory)
+            write_settings(agent.directory.config_path, algorithm_name(type(agent)), agent.config)
         run = Run(agent, agent.directory, progress, callbacks, until)
-        warn_of_end(run.until, agent.config.total_steps)
         before = agent.training_state
-        if before and before["envs"] == environments_of(agent.config):
-            run.load_state_dict(before)
-        elif agent.global_step:
-            run.saved = None  # new episodes begin here, and no checkpoint knows of them
-        if run.until > agent.config.total_steps or (agent.global_step and not run.saved):
-            run.save()  # so that `resume` can go on from here, and as far
+        with closed_on_failure(run.collector.envs):
+            warn_of_end(run.until, agent.config.total_steps)
+            warn_of_lost_replay(agent, stacklevel=4)
+            if before and before["envs"] == environments_of(agent.config):
+                run.load_state_dict(before)
+            elif agent.global_step:
+                run.saved = None  # new episodes begin here, and no checkpoint knows of them
+            if run.until > agent.config.total_steps or (agent.global_step and not run.saved):
+                run.save()  # so that `resume` can go on from here, and as far
         return run.train()
 
 
@@ -834,18 +935,17 @@ def resume(
             if reached >= until + agent.config.num_envs:  # the last step of all may overshoot
                 raise ValueError(f"{path} is already at step {reached:,}: ask for more steps.")
         run = Run(agent, directory, progress, callbacks, until)
-        if newest:
-            run.saved, content = newest
-            if REPLAY in agent.parts and REPLAY not in content["agent"]:
-                lost = "The replay buffer was not saved: it fills again, and the run is not exact."
-                warnings.warn(lost, stacklevel=2)
-            agent.load_state_dict(content["agent"])
-            run.load_state_dict(content["run"])
-            if total_steps is None:  # with it, the user asks for more
-                run.stopped = content["run"].get("stopped")
-        else:
-            directory.metrics.truncate(0)
-            directory.episodes.truncate(0)
-        if total_steps is not None:
-            write_settings(directory.config_path, algorithm_name(type(agent)), agent.config)
+        with closed_on_failure(run.collector.envs):
+            if newest:
+                run.saved, content = newest
+                load_state(agent, content["agent"], run.saved)
+                warn_of_lost_replay(agent, stacklevel=3)
+                run.load_state_dict(content["run"])
+                if total_steps is None:  # with it, the user asks for more
+                    run.stopped = content["run"].get("stopped")
+            else:
+                directory.metrics.truncate(0)
+                directory.episodes.truncate(0)
+            if total_steps is not None:
+                write_settings(directory.config_path, algorithm_name(type(agent)), agent.config)
         return run.train()

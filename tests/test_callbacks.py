@@ -117,6 +117,32 @@ def test_pieces_of_learn_keep_the_state_of_callbacks() -> None:
         agent.learn(1, progress=False)
 
 
+def test_numbers_of_numpy_in_the_state_of_a_callback_can_be_saved(tmp_path: Path) -> None:
+    class Longest(Callback):
+        def state_dict(self) -> dict[str, Any]:
+            return {"longest": np.float64(2.5), "lengths": [np.int64(3)]}
+
+    agent = DQN(**SMALL, run_dir=str(tmp_path / "a"))
+    agent.learn(10, progress=False, callbacks=[Longest()])
+    states = newest(tmp_path / "a")["run"]["callbacks"]
+    assert_same(states, [["Longest", {"longest": 2.5, "lengths": [3]}]])
+
+
+def test_a_copy_made_by_a_callback_has_no_training_state_of_an_earlier_step() -> None:
+    copies = []
+
+    class Copy(Callback):
+        def after_step(self, run: Run) -> None:
+            copies.append(copy.deepcopy(run.agent))
+
+    agent = DQN(**SMALL)
+    for _ in range(2):
+        agent.learn(2, progress=False, callbacks=[Copy()])
+    assert [each.global_step for each in copies] == [1, 2, 3, 4]
+    assert all(each.training_state is None for each in copies)
+    assert copies[2].learn(1, progress=False).agent.global_step == 4
+
+
 def test_a_run_that_was_stopped_is_finished_until_more_is_asked_for(tmp_path: Path) -> None:
     first = train(DQN(**SMALL, stop_at_return=1, run_dir=str(tmp_path / "a")), progress=False)
     assert first.stopped == f"the mean return {first.metrics['eval_return_mean']:.1f} has reached 1"
@@ -133,6 +159,22 @@ def test_patience_counts_evaluations_without_improvement() -> None:
     waited = [i for i in range(3, len(returns)) if best[i] == best[i - 3]]
     assert result.stopped is not None and waited == [len(returns) - 1]
     assert re.match(r"3 evaluations were no better than \d+\.\d$", result.stopped)
+
+
+def test_patience_does_not_count_the_evaluation_that_ends_a_piece() -> None:
+    settings = {**SMALL, "lr": 1e-12, "env_id": "rlbook/OneStep-v0", "stop_patience": 2}
+    whole, pieces = DQN(**settings), DQN(**settings)
+    told = whole.learn(200, progress=False).stopped
+    ends = [pieces.learn(15, progress=False).stopped for _ in range(10)]
+    assert told is not None and ends == [None] * 9 + [told]
+    assert pieces.global_step == whole.global_step == 150
+
+
+def test_stopping_needs_evaluations_and_says_so_before_anything_is_written(tmp_path: Path) -> None:
+    settings = {**SMALL, "eval_every": 0, "stop_at_return": 0.0, "run_dir": str(tmp_path / "a")}
+    with pytest.raises(ValueError, match="need evaluations: set 'eval_every' above 0"):
+        DQN(**settings).learn(10, progress=False)
+    assert not (tmp_path / "a").exists()
 
 
 def test_the_best_agent_is_kept_and_can_be_used(

@@ -330,6 +330,21 @@ def test_environments_as_they_come(given: Any, env_id: str, tmp_path: Path) -> N
     assert rlbook.load(tmp_path / "agent.pt").config.env_id == agent.config.env_id
 
 
+def test_an_environment_whose_constants_were_changed_is_copied_with_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    env = gym.make("CartPole-v1")
+    env.reset(seed=0)
+    env.step(0)
+    assert name_env(env) == "CartPole-v1"
+    env.unwrapped.gravity = 3.7  # type: ignore[attr-defined]
+    agent = DQN(env, **SMALL)
+    assert make_env(agent.config.env_id).get_wrapper_attr("gravity") == 3.7
+    monkeypatch.setattr(CartPoleEnv, "__deepcopy__", Stubborn.__deepcopy__, raising=False)
+    with pytest.warns(UserWarning, match="without what was changed in it: give a function"):
+        DQN(env, **SMALL)
+
+
 def test_two_functions_of_one_name_stay_apart() -> None:
     ids = [name_env(lambda limit=limit: make_short(limit)) for limit in (3, 4)]
     assert len(set(ids)) == 2

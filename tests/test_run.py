@@ -7,10 +7,12 @@ import functools
 import io
 import json
 import math
+import multiprocessing
 import random
 import re
 import signal
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -36,14 +38,17 @@ from helpers import (
 import rlbook
 import rlbook.run
 from rlbook.agent import REGISTRY, Transition, UpdateResult
-from rlbook.checkpoint import CheckpointDirectory, read_checkpoint
+from rlbook.callbacks import Callback
+from rlbook.checkpoint import CheckpointDirectory, CheckpointError, read_checkpoint
 from rlbook.dqn import DQN
+from rlbook.envs import ObservationReward
 from rlbook.progress import Interrupted, RunFailed
 from rlbook.run import (
     Collector,
     GrowingFile,
     Logger,
     MetricsFile,
+    Run,
     RunDirectory,
     RunResult,
     crosses,
@@ -182,6 +187,18 @@ def test_a_stop_right_at_a_checkpoint_or_at_the_end_loses_nothing(
         assert_same_run(whole, path)
 
 
+def test_a_signal_after_the_last_step_is_not_swallowed(tmp_path: Path) -> None:
+    class Term(Callback):
+        def at_end(self, run: Run) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+    agent = DQN(**TINY, run_dir=str(tmp_path / "a"))
+    with pytest.raises(Interrupted, match="Stopped at step 20") as caught:
+        agent.learn(20, progress=False, callbacks=[Term()])
+    assert caught.value.signal_number == signal.SIGTERM
+    assert newest(tmp_path / "a")["agent"]["global_step"] == 20
+
+
 def test_a_crash_before_the_first_checkpoint_starts_again(whole: Path, tmp_path: Path) -> None:
     with pytest.raises(PowerCut):
         run_disturbed(tmp_path / "cut", 240, cut_power)
@@ -282,6 +299,18 @@ def test_without_its_buffer_a_run_resumes_and_learns(tmp_path: Path) -> None:
     assert any(not torch.equal(weights[name], stored["q_network"][name]) for name in weights)
 
 
+def test_learning_on_without_the_buffer_is_told_once(tmp_path: Path) -> None:
+    DQN(**TINY, checkpoint_replay=False, run_dir=str(tmp_path / "a")).learn(60, progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # to evaluate, nobody needs it
+        agent = rlbook.load(tmp_path / "a")
+    with pytest.warns(UserWarning, match="The replay buffer was not saved"):
+        agent.learn(10, progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        agent.learn(10, progress=False)
+
+
 @pytest.mark.parametrize(("eval_every", "made"), [(0, 0), (300, 2)])
 def test_environments_for_evaluating_are_made_once_and_only_if_needed(
     eval_every: int, made: int, monkeypatch: pytest.MonkeyPatch
@@ -368,6 +397,17 @@ def test_what_cannot_be_resumed_is_said(
         resume(tmp_path / "a", progress=False)
 
 
+@pytest.mark.parametrize("changed", [{"hidden": [9]}, {"normalize_observations": True}])
+def test_settings_that_do_not_fit_the_checkpoint_get_one_sentence(
+    changed: dict[str, Any], tmp_path: Path
+) -> None:
+    DQN(**TINY, run_dir=str(tmp_path / "a")).learn(10, progress=False)
+    settings = read_settings(tmp_path / "a" / "config.yaml") | changed
+    (tmp_path / "a" / "config.yaml").write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError, match=r"^[^\n]*10\.pt does not fit this dqn: [^\n]*$"):
+        resume(tmp_path / "a", progress=False)
+
+
 def test_fewer_steps_than_were_made_are_refused_and_nothing_changes(tmp_path: Path) -> None:
     run_whole(tmp_path / "a")
     before = {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()}
@@ -382,6 +422,36 @@ def test_two_processes_cannot_write_to_one_run(tmp_path: Path) -> None:
     with RunDirectory.open(tmp_path / "a"), refused:
         resume(tmp_path / "a", total_steps=1_200, progress=False)
     assert resume(tmp_path / "a", 1_200, progress=False).metrics["global_step"] == 1_200
+
+
+def test_nothing_is_written_before_the_lock_is_held(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = DQN(**TINY, run_dir=str(tmp_path / "a"))
+    agent.learn(10, progress=False)
+    before, agent.config.lr = (tmp_path / "a" / "config.yaml").read_text(), 0.5
+    with RunDirectory.open(tmp_path / "a"), pytest.raises(ValueError, match="Another process"):
+        agent.learn(10, progress=False)
+    assert (tmp_path / "a" / "config.yaml").read_text() == before
+
+    def be_overtaken(env: gym.Env) -> None:
+        monkeypatch.undo()
+        DQN(**TINY, run_dir=str(tmp_path / "b"), seed=1).learn(10, progress=False)
+
+    monkeypatch.setattr("rlbook.run.try_env", be_overtaken)
+    with pytest.raises(ValueError, match="b already holds a run"):
+        DQN(**TINY, run_dir=str(tmp_path / "b"), seed=2).learn(10, progress=False)
+    assert read_settings(tmp_path / "b" / "config.yaml")["seed"] == 1
+
+
+def test_a_run_that_has_gone_on_without_its_agent_is_left_alone(tmp_path: Path) -> None:
+    agent = DQN(**TINY, run_dir=str(tmp_path / "a"))
+    agent.learn(40, progress=False)
+    resume(tmp_path / "a", total_steps=160, progress=False)
+    before = {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match="has gone on without this agent: it is at step 160, and"):
+        agent.learn(10, progress=False)
+    assert before == {path: path.read_bytes() for path in before}
 
 
 def test_a_second_process_gets_one_sentence_and_a_killed_one_leaves_no_lock(
@@ -810,13 +880,33 @@ def test_the_first_learn_sets_total_steps_if_nobody_did() -> None:
     assert given.config.total_steps == 50_000
 
 
-def test_learn_in_other_environments_begins_new_episodes() -> None:
+@pytest.mark.parametrize("in_place", [False, True])
+def test_learn_in_other_environments_begins_new_episodes(in_place: bool) -> None:
     agent = DQN(**{**SMALL, "env_id": "rlbook/ConstantReward-v0", "env_kwargs": {"limit": 7}})
     agent.learn(110, progress=False)
-    agent.config.env_kwargs = {"limit": 3}
+    if in_place:
+        agent.config.env_kwargs["limit"] = 3
+    else:
+        agent.config.env_kwargs = {"limit": 3}
     agent.learn(110, progress=False)
     assert agent.training_state is not None
+    assert agent.training_state["collector"]["origin"] == 110  # reset by the second piece
     assert agent.training_state["collector"]["recent"] == [3.0] * 20
+
+
+@pytest.mark.parametrize(
+    "changed", [{"num_envs": 2}, {"hidden": (9,)}, {"n_step": 2}, {"run_dir": "elsewhere"}]
+)
+def test_a_setting_that_can_no_longer_take_effect_is_refused(
+    changed: dict[str, Any], tmp_path: Path
+) -> None:
+    agent = DQN(**TINY, run_dir=str(tmp_path / "a"))
+    agent.learn(10, progress=False)
+    agent.config = agent.config.replace(lr=1e-4, seed=5)  # those still can
+    agent.learn(10, progress=False)
+    agent.config = agent.config.replace(**changed)
+    with pytest.raises(ValueError, match=f"Setting '{next(iter(changed))}' .*fixed"):
+        agent.learn(10, progress=False)
 
 
 def test_learn_beyond_the_end_goes_on_exactly_after_a_kill(tmp_path: Path) -> None:
@@ -1018,6 +1108,23 @@ def test_metrics_that_cannot_be_written_stop_the_run_with_advice(
         train(agent, progress=False)
 
 
+def test_an_environment_that_ignores_its_seed_is_told_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    draws = np.random.default_rng(0)
+    agent = DQN(**TINY)
+    agent.learn(10, progress=False)
+    saved = copy.deepcopy(agent)
+    monkeypatch.setattr(ObservationReward, "observe", lambda env: draws.uniform(-1, 1))
+    with pytest.warns(UserWarning, match="The environment ignores its seed"):
+        agent.learn(10, progress=False)
+    assert saved.training_state is not None
+    del saved.training_state["collector"]["obs"]  # as in earlier checkpoints
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        saved.learn(10, progress=False)
+
+
 def test_episodes_that_never_end_between_checkpoints_are_told_of() -> None:
     settings = {**SMALL, "env_id": "rlbook/ConstantReward-v0", "checkpoint_every": 60}
     for limit, warned in ((100, True), (20, False)):
@@ -1061,6 +1168,52 @@ def test_without_tensorboard_one_sentence_comes_before_anything_is_written(
     with pytest.raises(ValueError, match=r"^TensorBoard is not installed: `pip install .*\.$"):
         run_whole(tmp_path / "a", tensorboard=True)
     assert not (tmp_path / "a").exists()
+
+
+def test_an_environment_that_cannot_be_closed_takes_no_result_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jams, closed = list[str](), list[int]()
+
+    class Stiff(ObservationReward):
+        def close(self) -> None:
+            if jams:
+                raise OSError(jams.pop())
+            closed.append(id(self))
+
+    class Jam(Callback):
+        def at_end(self, run: Run) -> None:
+            closed.clear()
+            jams.append("jammed")
+
+    monkeypatch.setattr("rlbook.envs.ObservationReward", Stiff)
+    agent = DQN(**{**TINY, "eval_every": 10}, run_dir=str(tmp_path / "a"))
+    with pytest.warns(UserWarning, match=r"closing it failed: OSError\('jammed'\)"):
+        result = agent.learn(20, progress=False, callbacks=[Jam()])
+    assert result.agent.global_step == 20 and len(closed) == 2  # and one is jammed
+    assert record(tmp_path / "a")["ended"] == "finished at step 20"
+
+
+def test_a_run_that_fails_before_it_begins_leaves_no_process() -> None:
+    class Forgetful(Callback):
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise KeyError("forgotten")
+
+    agent = DQN(**TINY, vectorize="async", num_envs=2)
+    agent.learn(10, progress=False, callbacks=[Forgetful()])
+    with pytest.raises(KeyError) as caught:  # which keeps the frames alive
+        agent.learn(10, progress=False, callbacks=[Forgetful()])
+    assert caught.value is not None and not multiprocessing.active_children()
+
+
+def test_the_writer_of_tensorboard_is_closed_and_opened_again(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    before = threading.active_count()
+    agent = DQN(**TINY, log_every=10, tensorboard=True, run_dir=str(tmp_path / "a"))
+    for pieces in (1, 2):
+        agent.learn(10, progress=False)
+        assert threading.active_count() == before
+        assert len(list((tmp_path / "a" / "tensorboard").iterdir())) == pieces
 
 
 def test_a_result_gives_the_curve_of_each_metric() -> None:
