@@ -62,7 +62,15 @@ from rlbook.checkpoint import (
     space_from_plain,
     write_checkpoint,
 )
-from rlbook.envs import EVALUATION_ENVS, Evaluation, derive_seed, evaluate, make_env, nearest
+from rlbook.envs import (
+    EVALUATION_ENVS,
+    Evaluation,
+    derive_seed,
+    evaluate,
+    make_env,
+    missing_module,
+    nearest,
+)
 from rlbook.preprocess import Preprocessing
 from rlbook.replay import ReplayConfig, updates_due
 from rlbook.settings import Config, gather_settings, is_file_name, make_config, shipped_configs
@@ -287,8 +295,7 @@ def import_module(module: str, wanted: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        what = f"needs the module {error.name!r}, which is not installed or not on the path"
-        raise ValueError(f"{wanted} {what}.") from error
+        raise ValueError(f"{wanted} {missing_module(error)}") from error
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         raise ValueError(f"{wanted} cannot be imported, since {module!r} raises {why}") from error

@@ -25,6 +25,7 @@ __all__ = [
     "make_env",
     "make_vector_env",
     "mean_interval",
+    "missing_module",
     "name_env",
     "nearest",
     "one_number",
@@ -57,10 +58,10 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 
 # %% book/envs.py · Making an environment
-def nearest(name: str, known: Sequence[str]) -> str:
+def nearest(name: str, known: Sequence[str], before: str = "") -> str:
     """Return a space and a hint like `Did you mean 'CartPole-v1'?`, or nothing if none is close."""
     close = difflib.get_close_matches(name, known, n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
+    return f" Did you mean {before + close[0]!r}?" if close else ""
 
 
 MAKERS: dict[str, Callable[..., gym.Env]] = {}  # those of this process that nobody can import
@@ -85,13 +86,21 @@ def find_maker(env_id: str) -> Callable[..., gym.Env]:
 
 def what_is_meant(env_id: str) -> str:
     """Say what is missing for an id that nobody knows, and name the nearest one."""
-    module, _, name = env_id.rpartition(":")
+    module, colon, name = env_id.rpartition(":")
     if module and name.isidentifier():  # a function or a class: an id ends in a version
         inside = vars(importlib.import_module(module))
-        hint = nearest(env_id, [f"{module}:{key}" for key in inside if callable(inside[key])])
+        hint = nearest(name, [key for key in inside if callable(inside[key])], module + colon)
         return f" The module {module!r} has no function {name!r}.{hint}"
     listed = " `gymnasium.pprint_registry()` lists the known ones."
-    return nearest(name, list(gym.registry)) or listed
+    return nearest(name, list(gym.registry), module + colon) or listed
+
+
+def missing_module(error: ModuleNotFoundError) -> str:
+    """Say which module is missing, and how to make it known."""
+    return (
+        f"needs the module {error.name!r}, which is not installed or not on the path: install it, "
+        "or start from the folder that holds it, or add that folder to PYTHONPATH."
+    )
 
 
 def make_env(
@@ -104,8 +113,7 @@ def make_env(
     try:
         env = find_maker(env_id)(**kwargs)
     except ModuleNotFoundError as error:
-        what = f"needs the module {error.name!r}, which is not installed or not on the path"
-        raise ValueError(f"Environment {env_id!r} {what}.") from error
+        raise ValueError(f"Environment {env_id!r} {missing_module(error)}") from error
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         raise ValueError(f"Environment {env_id!r} cannot be made here: {error}") from error
     except gym.error.Error as error:

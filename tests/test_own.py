@@ -168,7 +168,7 @@ def test_an_algorithm_of_ones_own_is_found_by_module_and_name(own: Path) -> None
     assert find_algorithm("own_things:Nameless").__name__ == "Nameless"
     with pytest.raises(ValueError, match=r"no algorithm 'own_things:duelling'.* Did you mean"):
         find_algorithm("own_things:duelling")
-    with pytest.raises(ValueError, match="needs the module 'own_thing', which is not installed"):
+    with pytest.raises(ValueError, match=r"needs the module 'own_thing', .* add that folder to"):
         find_algorithm("own_thing:dueling")
     with pytest.raises(ValueError, match="One of your own is named `module:name`"):
         find_algorithm("sarsaparilla")
@@ -265,7 +265,8 @@ def test_a_loaded_agent_predicts_without_the_simulator(own: Path, normalize: boo
     assert alone.returncode == 0, alone.stderr
     sentence = (
         "Environment 'own_things:make_corridor' needs the module 'own_things', which is not "
-        "installed or not on the path."
+        "installed or not on the path: install it, or start from the folder that holds it, or add "
+        "that folder to PYTHONPATH."
     )
     assert alone.stdout.splitlines() == [str(expected), sentence, sentence]
     said = shell("predict", "agent.pt", "--observation", "[0.5, 1, 0]", folder=own)
