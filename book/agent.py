@@ -540,10 +540,14 @@ assert where_episodes_start([False, True], "a state", count=2).tolist() == [Fals
 #
 # A loss can be finite while its gradient is not, and then the weights are ruined without a
 # message. A checkpoint of such weights would replace a good one. So before anything is written, we
-# check every number that learning depends on.
+# check every number that learning depends on. `Diverged` is what an agent and the loop raise then.
 
 # %%
 #| export
+class Diverged(FloatingPointError):
+    """A loss, a TD error or a weight is not finite any more."""
+
+
 def not_finite(state: Any, name: str = "") -> str | None:
     """Return the name of the first tensor in a nested state that is not finite all over."""
     if isinstance(state, torch.Tensor):
@@ -911,7 +915,7 @@ class Agent(ABC):
         """Return what a checkpoint holds of the agent: name, settings, interface and state."""
         state = self.state_dict()
         if broken := not_finite(state):
-            raise FloatingPointError(f"{broken} is not finite any more, so nothing was saved")
+            raise Diverged(f"{broken} is not finite any more, so nothing was saved")
         if not (replay and self.config.checkpoint_replay):
             state.pop(REPLAY, None)
         return {

@@ -58,6 +58,7 @@ import rlbook
 from rlbook.agent import (
     REPLAY,
     Agent,
+    Diverged,
     Metrics,
     Transition,
     algorithm_name,
@@ -963,7 +964,7 @@ class Run:
             raise RunFailed(f"`update` of {agent.name} must return a loss, as in {example}.")
         loss = float(metrics["loss"])
         if not math.isfinite(loss):
-            raise FloatingPointError(f"the loss of update {agent.updates} is {loss}")
+            raise Diverged(f"the loss of update {agent.updates} is {loss}")
         self.logger.add(metrics)
 
     def evaluate(self) -> None:
@@ -1038,7 +1039,7 @@ class Run:
             ended = "interrupted"
             where = f"Stopped at step {agent.global_step:,}."
             raise Interrupted(f"{where} {self.rescue()}", *self.caught) from None
-        except FloatingPointError as error:
+        except Diverged as error:
             where = f"The run stopped at step {agent.global_step:,} because {error}."
             raise RunFailed(f"{where} A lower learning rate may help. {self.rescue()}") from error
         except (RunFailed, CheckpointError) as error:
@@ -1060,7 +1061,7 @@ class Run:
         """Save the last sound state if there is one, and say how to go on."""
         sound = self.whole_step == self.agent.global_step
         if sound:
-            with suppress(CheckpointError, FloatingPointError, RunFailed, OSError):
+            with suppress(CheckpointError, Diverged, RunFailed, OSError):
                 self.save()  # which may fail for the same reason
         if self.directory is None:
             held = "the agent is as it was after this step and can `learn` on" if sound else ""

@@ -5,6 +5,7 @@ __all__ = [
     "REPLAY",
     "WRAPPERS",
     "Agent",
+    "Diverged",
     "Interface",
     "Learned",
     "Metrics",
@@ -296,6 +297,10 @@ def where_episodes_start(given: Any, state: Any, count: int) -> np.ndarray:
 
 
 # %% book/agent.py · Nothing broken is kept
+class Diverged(FloatingPointError):
+    """A loss, a TD error or a weight is not finite any more."""
+
+
 def not_finite(state: Any, name: str = "") -> str | None:
     """Return the name of the first tensor in a nested state that is not finite all over."""
     if isinstance(state, torch.Tensor):
@@ -592,7 +597,7 @@ class Agent(ABC):
         """Return what a checkpoint holds of the agent: name, settings, interface and state."""
         state = self.state_dict()
         if broken := not_finite(state):
-            raise FloatingPointError(f"{broken} is not finite any more, so nothing was saved")
+            raise Diverged(f"{broken} is not finite any more, so nothing was saved")
         if not (replay and self.config.checkpoint_replay):
             state.pop(REPLAY, None)
         return {

@@ -36,6 +36,7 @@ from helpers import (
 import rlbook
 import rlbook.run
 from rlbook.agent import REGISTRY, Transition, UpdateResult
+from rlbook.callbacks import Callback
 from rlbook.checkpoint import CheckpointDirectory, read_checkpoint
 from rlbook.dqn import DQN
 from rlbook.progress import Interrupted, RunFailed
@@ -675,6 +676,16 @@ def test_weights_that_are_not_finite_never_reach_a_checkpoint(tmp_path: Path) ->
     with pytest.raises(RunFailed, match=r"stopped at step 150 because .* is not finite any more"):
         train(agent, progress=False)
     assert newest(tmp_path / "a")["agent"]["global_step"] == 100
+
+
+def test_a_floating_point_error_of_a_callback_is_not_taken_for_a_bad_loss() -> None:
+    class Failing(Callback):
+        def after_step(self, run: Any) -> None:
+            raise FloatingPointError("underflow in my callback")
+
+    with pytest.raises(FloatingPointError, match="underflow in my callback") as failure:
+        train(DQN(**TINY), progress=False, callbacks=[Failing()])
+    assert "The run stopped at step 1. " in failure.value.__notes__[0]
 
 
 def test_a_loss_that_is_not_finite_without_a_checkpoint_says_so(tmp_path: Path) -> None:
