@@ -868,7 +868,7 @@ def tangle_command(parser: Parser, arguments: list[str]) -> int:
 # |---|---|---|
 # | 0 | success | the result |
 # | 1 | the run failed: a loss that is not finite, a full disk | why, and the last good checkpoint |
-# | 2 | a mistake in what was typed or in a file | what is wrong and what to do |
+# | 2 | a mistake in what was typed, in a file, or in code of your own | what is wrong and what to do |
 # | 130, 143 | Ctrl-C, SIGTERM (128 + the number of the signal) | the checkpoint, and how to continue |
 # | 141 | the program that reads the output has ended | nothing |
 #

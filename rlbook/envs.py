@@ -9,6 +9,7 @@ __all__ = [
     "Evaluation",
     "KeepLast",
     "MaskedCartPole",
+    "Mistake",
     "ObservationReward",
     "OneStep",
     "Policy",
@@ -290,34 +291,44 @@ class KeepLast(gym.Wrapper[Any, Any, Any, Any]):
         return obs, reward, terminated, truncated, info
 
 
+class Mistake(ValueError):
+    """What an environment or an algorithm of one's own does wrong, in a sentence."""
+
+
 def one_number(reward: Any) -> float:
     """Return a reward as a float, or say that it is none."""
     value = np.asarray(reward)
     if value.size != 1 or value.dtype.kind not in "fiub":
         what = f"the reward {reward!r}, which is not one number"
-        raise ValueError(f"The environment returned {what}.")
+        raise Mistake(f"The environment returned {what}.")
     return float(value.item())
 
 
 class CheckShapes(gym.Wrapper[Any, Any, Any, Any]):
-    """Raises when an observation or a reward has not the shape that it should have."""
+    """Raises a `Mistake` when an environment does not return what Gymnasium asks for."""
 
     def check(self, returned: Any, what: str) -> None:
         """Compare what a method returned with `what` it should return, and with the space."""
         if not isinstance(returned, tuple) or len(returned) != len(what.split(", ")):
-            raise ValueError(
+            raise Mistake(
                 f"The environment returned something else than `{what}`, which Gymnasium asks for."
             )
         found, shape = np.shape(returned[0]), self.observation_space.shape
         if shape is not None and found != shape:
-            raise ValueError(
+            raise Mistake(
                 f"The environment returned an observation of the shape {found}, but its space says "
                 f"{shape}."
             )
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         """Start an episode."""
-        returned = self.env.reset(**options)
+        try:
+            returned = self.env.reset(**options)
+        except TypeError as error:
+            if "unexpected keyword argument 'seed'" not in str(error):
+                raise
+            how = "write `def reset(self, *, seed=None, options=None)`"
+            raise Mistake(f"The environment's `reset` takes no seed: {how}.") from error
         self.check(returned, "obs, info")
         return returned
 
@@ -337,14 +348,12 @@ def try_env(env: gym.Env) -> None:
     try:
         checked.reset(seed=0)
         checked.step(space.sample())
+    except Mistake:
+        raise
     except Exception as error:
-        if "unexpected keyword argument 'seed'" in str(error):
-            how = "write `def reset(self, *, seed=None, options=None)`"
-            raise ValueError(f"The environment's `reset` takes no seed: {how}.") from error
         if env.unwrapped is not env:
             try_env(env.unwrapped)  # a wrapper may have stumbled over what this one returns
-        if not str(error).startswith("The environment returned"):
-            error.add_note("The environment raised this when it was tried.")
+        error.add_note("The environment raised this when it was tried.")
         raise
 
 

@@ -67,6 +67,7 @@ from rlbook.checkpoint import CheckpointDirectory, CheckpointError
 from rlbook.envs import (
     EVALUATION_ENVS,
     Evaluation,
+    Mistake,
     close_vector_env,
     derive_seed,
     evaluate,
@@ -309,18 +310,18 @@ def check_action(agent: Agent, acted: Any, count: int) -> None:
     """Raise unless `act` returned `count` actions of the action space, and a state."""
     act = f"`act` of {type(agent).__name__} must return"
     if not isinstance(acted, tuple) or len(acted) != 2:
-        raise RunFailed(f"{act} a pair: actions, and the state (None without one).")
+        raise Mistake(f"{act} a pair: actions, and the state (None without one).")
     actions, space = np.asarray(acted[0]), agent.action_space
     if not isinstance(space, gym.spaces.Discrete | gym.spaces.Box):
         return  # of another kind, which only an algorithm of your own can have
     if actions.shape != (count, *(space.shape or ())):
-        raise RunFailed(f"{act} an array with one action for each of {count} observations.")
+        raise Mistake(f"{act} an array with one action for each of {count} observations.")
     if isinstance(space, gym.spaces.Box):
         sound = np.allclose(actions, np.clip(actions, space.low, space.high), 1e-4, 1e-4)
     else:
         sound = all(space.contains(action) for action in actions)
     if not sound:
-        raise RunFailed(f"{act} actions of {space}, not {actions.tolist()}.")
+        raise Mistake(f"{act} actions of {space}, not {actions.tolist()}.")
 
 
 @contextmanager
@@ -642,7 +643,7 @@ class Run:
             return  # no update was due
         if "loss" not in metrics:
             example = 'UpdateResult({"loss": loss.detach()})'
-            raise RunFailed(f"`update` of {agent.name} must return a loss, as in {example}.")
+            raise Mistake(f"`update` of {agent.name} must return a loss, as in {example}.")
         loss = float(metrics["loss"])
         if not math.isfinite(loss):
             raise Diverged(f"the loss of update {agent.updates} is {loss}")
@@ -726,7 +727,10 @@ class Run:
         except (RunFailed, CheckpointError) as error:
             raise RunFailed(f"{error} {self.rescue()}") from error
         except Exception as error:
-            error.add_note(f"The run stopped at step {agent.global_step:,}. {self.rescue()}")
+            where = f"The run stopped at step {agent.global_step:,}. {self.rescue()}"
+            if isinstance(error, Mistake):
+                raise Mistake(f"{error} {where}") from error
+            error.add_note(where)
             raise
         finally:
             self.close(ended)

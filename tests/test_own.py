@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -483,6 +484,23 @@ def test_a_wrong_shape_gets_a_sentence(what: str, message: str) -> None:
         DQN(Wrong, env_kwargs={"what": what}, **SMALL).learn(20, progress=False)
 
 
+@pytest.mark.parametrize("vectorize", ["sync", "async"])
+def test_a_wrong_value_amid_a_run_is_a_sentence_with_the_last_sound_state(
+    vectorize: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    words = ["--env-id", f"{__name__}:Wrong", "--env-kwargs", "{what: text}", *TINY]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Gymnasium's, of what a process raised
+        assert main(["train", "dqn", *words, "--vectorize", vectorize, "--run-dir", str(run)]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said == (
+        "The environment returned the reward 'one', which is not one number. The run stopped at "
+        f"step 2. Go on from {run}/checkpoints/step_000000000002.pt with `rlbook resume {run}`."
+    )
+    assert rlbook.load(run).global_step == 2
+
+
 def test_main_is_a_sentence_away(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "dqn", "--env-id", f"{__name__}:make_nothing"]) == 2
     assert "There is no environment" in capsys.readouterr().err
@@ -792,6 +810,14 @@ def test_a_wrong_environment_is_a_sentence_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("maker", [Old, make_old])
+def test_a_reset_without_seed_is_a_sentence_without_a_run_directory_too(maker: Any) -> None:
+    agent = DQN(maker, env_kwargs={"what": "seed"}, **SMALL)
+    for use in (lambda: agent.learn(10, progress=False), agent.evaluate):
+        with pytest.raises(ValueError, match=r"`reset` takes no seed: write `def reset\(self, \*"):
+            use()
+
+
 class OneEntry(CartPoleEnv):
     """CartPole whose reward is an array of one entry."""
 
@@ -826,7 +852,7 @@ class Acting(DQN):
 def test_a_wrong_action_is_a_sentence_at_the_first_step(answer: Any, message: str) -> None:
     agent = Acting(**SMALL)
     agent.answer = answer
-    with pytest.raises(RunFailed, match=f"`act` of Acting .*{message}"):
+    with pytest.raises(ValueError, match=f"`act` of Acting .*{message}.* can `learn` on"):
         agent.learn(10, progress=False)
 
 

@@ -658,7 +658,7 @@ def test_a_loss_that_is_no_number_amid_several_updates_stops_at_their_step() -> 
 def test_an_update_that_returns_no_loss_is_told_what_to_return(returned: Any) -> None:
     agent = DQN(**TINY)
     agent.update = lambda batch: returned  # type: ignore[method-assign]
-    with pytest.raises(RunFailed, match=r"`update` of dqn must return a loss, as in UpdateResult"):
+    with pytest.raises(ValueError, match=r"`update` of dqn must return a loss, as in UpdateResult"):
         train(agent, progress=False)
 
 
