@@ -73,7 +73,7 @@ from rlbook.envs import (
 )
 from rlbook.preprocess import Preprocessing
 from rlbook.replay import ReplayConfig, updates_due
-from rlbook.settings import Config, gather_settings, is_file_name, make_config, shipped_configs
+from rlbook.settings import Config, gather_settings, make_config
 
 if TYPE_CHECKING:  # the loop is the next chapter: it needs the agent, and `learn` needs the loop
     from rlbook.callbacks import Callbacks
@@ -265,9 +265,8 @@ assert algorithm_name(Mine) == "my_things:mine"
 # the book. If a name is unknown, the error names the nearest one.
 #
 # The book comes with files of settings for its algorithms, the [shipped configs](settings.ipynb).
-# An algorithm that extends one of the book, as DQN with another network does, uses these too:
-# `family` lists an algorithm and those that it extends, and `config_owner` takes the nearest one
-# that has shipped configs.
+# An algorithm that extends one of the book, as DQN with another network does, uses these too. That
+# is what `family` is for, which lists an algorithm and those that it extends, the nearest first.
 
 # %%
 #| export
@@ -281,13 +280,6 @@ def family(agent_class: type["Agent"]) -> list[str]:
     """Name an algorithm and those that it extends, the nearest first."""
     named = [c for c in agent_class.__mro__ if issubclass(c, Agent) and hasattr(c, "name")]
     return [algorithm_name(each) for each in named]
-
-
-def config_owner(agent_class: type["Agent"], config: str) -> str:
-    """Name the algorithm of a config: of a shipped one, the nearest in the family that has some."""
-    owners = {key.split("/")[0] for key in shipped_configs()}
-    shipped = [] if is_file_name(config) else family(agent_class)
-    return next((name for name in shipped if name in owners), algorithm_name(agent_class))
 
 
 def import_module(module: str, wanted: str) -> Any:
@@ -832,7 +824,7 @@ class Agent(ABC):
     def from_config(cls, name: str | os.PathLike[str], **settings: Any) -> Self:
         """Make an agent from a shipped config or a YAML file; keywords override it."""
         config = os.fspath(name)
-        _, stored = gather_settings(config, config_owner(cls, config))
+        _, stored = gather_settings(config, algorithm_name(cls))
         return cls(config=make_config(cls.config_class, {**stored, **settings}))
 
     def learn(

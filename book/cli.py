@@ -370,14 +370,8 @@ def choose(arguments: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
     first = Parser("", add_help=False)
     first.add_argument("--config")
     config = first.parse_known_args(arguments)[0].config
-    if not arguments or arguments[0].startswith("-"):
-        return (None, {}) if config is None else gather_settings(config, None)
-    from rlbook.agent import config_owner, find_algorithm
-
-    agent_class = find_algorithm(arguments[0])
-    if config is None:
-        return arguments[0], {}
-    return arguments[0], gather_settings(config, config_owner(agent_class, config))[1]
+    algo = None if not arguments or arguments[0].startswith("-") else arguments[0]
+    return (algo, {}) if config is None else gather_settings(config, algo)
 
 
 # %% [markdown]

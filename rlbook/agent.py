@@ -20,7 +20,6 @@ __all__ = [
     "check_parts",
     "check_spaces",
     "compile_methods",
-    "config_owner",
     "family",
     "find_algorithm",
     "find_device",
@@ -78,7 +77,7 @@ from rlbook.envs import (
 )
 from rlbook.preprocess import Preprocessing
 from rlbook.replay import ReplayConfig, updates_due
-from rlbook.settings import Config, gather_settings, is_file_name, make_config, shipped_configs
+from rlbook.settings import Config, gather_settings, make_config
 
 if TYPE_CHECKING:  # the loop is the next chapter: it needs the agent, and `learn` needs the loop
     from rlbook.callbacks import Callbacks
@@ -132,13 +131,6 @@ def family(agent_class: type["Agent"]) -> list[str]:
     """Name an algorithm and those that it extends, the nearest first."""
     named = [c for c in agent_class.__mro__ if issubclass(c, Agent) and hasattr(c, "name")]
     return [algorithm_name(each) for each in named]
-
-
-def config_owner(agent_class: type["Agent"], config: str) -> str:
-    """Name the algorithm of a config: of a shipped one, the nearest in the family that has some."""
-    owners = {key.split("/")[0] for key in shipped_configs()}
-    shipped = [] if is_file_name(config) else family(agent_class)
-    return next((name for name in shipped if name in owners), algorithm_name(agent_class))
 
 
 def import_module(module: str, wanted: str) -> Any:
@@ -514,7 +506,7 @@ class Agent(ABC):
     def from_config(cls, name: str | os.PathLike[str], **settings: Any) -> Self:
         """Make an agent from a shipped config or a YAML file; keywords override it."""
         config = os.fspath(name)
-        _, stored = gather_settings(config, config_owner(cls, config))
+        _, stored = gather_settings(config, algorithm_name(cls))
         return cls(config=make_config(cls.config_class, {**stored, **settings}))
 
     def learn(

@@ -33,8 +33,8 @@ from rlbook.dqn import DQN, DQNConfig
 from rlbook.envs import close_vector_env, make_env, name_env
 from rlbook.progress import RunFailed
 from rlbook.run import Collector, Run, RunDirectory, resume, train
-from rlbook.settings import Config, read_settings
-from rlbook.sweep import sweep
+from rlbook.settings import Config, gather_settings, read_settings
+from rlbook.sweep import check_plan, grid, make_plan, sweep
 from rlbook.tune import tune
 
 SMALL: dict[str, Any] = {
@@ -721,6 +721,10 @@ def test_it_takes_the_configs_of_the_algorithm_that_it_extends(own: Path) -> Non
     assert rlbook.load(own / "a").config.train_frequency == stored["train_frequency"]  # type: ignore[attr-defined]
     said = shell(*words, "cartpol", folder=own)
     assert said.returncode == 2 and "Did you mean 'cartpole'?" in said.stderr
+    (own / "mine.yaml").write_text("algo: named_things:below\nconfig: cartpole\nseed: 7\n")
+    algo, settings = gather_settings("mine.yaml", None)
+    assert algo == "named_things:below" and settings["num_envs"] == stored["num_envs"]
+    assert agent_class.from_config("mine.yaml").config.model_dump() == {**stored, "seed": 7}
     (own / "mine.yaml").write_text("algo: dqn")
     with pytest.raises(ValueError, match=r"mine.yaml is for 'dqn', not for 'named_things:below'"):
         find_algorithm("named_things:below").from_config("mine.yaml")
@@ -743,6 +747,14 @@ def test_python_sweeps_and_tunes_classes_and_functions(own: Path) -> None:
     tune(own_things.DuelingDQN, settings, space=space, trials=1, directory="t", **HUSHED)
     best = read_settings(Path("t/best.yaml"))
     assert (best["algo"], best["env_id"]) == ("own_things:dueling", "own_things:make_corridor")
+
+
+def test_a_sweep_varies_algorithms_of_ones_own(own: Path) -> None:
+    variants = grid(["algo=own_things:dueling,own_things:tensors"])
+    plan = make_plan("own_things:dueling", SHORT, variants, [0], Path("s"))
+    check_plan(plan)
+    assert [item.algo for item in plan] == ["own_things:dueling", "own_things:tensors"]
+    assert len({item.run_dir for item in plan}) == 2
 
 
 @pytest.mark.parametrize("search", [sweep, tune])
