@@ -49,6 +49,7 @@ from pydantic import (
     create_model,
     field_validator,
 )
+from pydantic.fields import FieldInfo
 
 from rlbook.envs import name_env, nearest
 
@@ -316,17 +317,24 @@ assert sentence(lambda: check_names(RateConfig, ["lrr"])).endswith("Did you mean
 #
 # An algorithm inherits from this class and adds its own fields. Values are checked when an object
 # is made, when `replace` copies it, and when somebody assigns to a field, so a wrong setting stops
-# a run before it begins. Defaults are checked, too. In Python, `env_id` may also be an
-# environment, or a class or function that makes one; `name_env` from [environments](envs.ipynb)
-# gives it a name.
+# a run before it begins. Defaults are checked, too, and a field without a type or without a default
+# is refused where the class is written. In Python, `env_id` may also be an environment, or a class
+# or function that makes one; `name_env` from [environments](envs.ipynb) gives it a name.
 
 # %%
 #| export
+VALUES = (bool, int, float, str, tuple, list, dict, types.NoneType, FieldInfo)  # of settings
+
+
 class Config(BaseModel):
     """The settings of a run, whatever the algorithm."""
 
     model_config = ConfigDict(
-        extra="forbid", strict=True, allow_inf_nan=False, validate_default=True
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        validate_default=True,
+        ignored_types=VALUES,  # if they have no type: `__init_subclass__` refuses them
     )
 
     env_id: str = Field(
@@ -391,6 +399,14 @@ class Config(BaseModel):
             super().__init__(**settings)
         except ValidationError as error:
             raise ValueError(explain(error, type(self), settings)) from None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        known = {*cls.__annotations__, "model_config"}
+        for name, value in vars(cls).items():
+            if isinstance(value, VALUES) and name not in known and not name.startswith("_"):
+                how = f"as in `{name}: float = ...`"
+                raise TypeError(f"Setting {name!r} of {cls.__name__} needs a type, {how}.")
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:

@@ -3,6 +3,7 @@
 __all__ = [
     "ELSEWHERE",
     "LIMITS",
+    "VALUES",
     "WORDS",
     "AnyConfig",
     "Config",
@@ -53,6 +54,7 @@ from pydantic import (
     create_model,
     field_validator,
 )
+from pydantic.fields import FieldInfo
 
 from rlbook.envs import name_env, nearest
 
@@ -169,11 +171,18 @@ def check_names(config_class: type[BaseModel], names: Iterable[Any]) -> None:
 
 
 # %% book/settings.py · The settings that all algorithms share
+VALUES = (bool, int, float, str, tuple, list, dict, types.NoneType, FieldInfo)  # of settings
+
+
 class Config(BaseModel):
     """The settings of a run, whatever the algorithm."""
 
     model_config = ConfigDict(
-        extra="forbid", strict=True, allow_inf_nan=False, validate_default=True
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        validate_default=True,
+        ignored_types=VALUES,  # if they have no type: `__init_subclass__` refuses them
     )
 
     env_id: str = Field(
@@ -238,6 +247,14 @@ class Config(BaseModel):
             super().__init__(**settings)
         except ValidationError as error:
             raise ValueError(explain(error, type(self), settings)) from None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        known = {*cls.__annotations__, "model_config"}
+        for name, value in vars(cls).items():
+            if isinstance(value, VALUES) and name not in known and not name.startswith("_"):
+                how = f"as in `{name}: float = ...`"
+                raise TypeError(f"Setting {name!r} of {cls.__name__} needs a type, {how}.")
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:

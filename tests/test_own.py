@@ -23,6 +23,7 @@ import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.wrappers import FlattenObservation, TimeLimit
 from helpers import CHILDREN, assert_same, assert_same_run, in_child, run_rlbook
+from pydantic import Field
 from torch import nn
 
 import rlbook
@@ -238,6 +239,15 @@ def test_a_setting_without_a_default_is_refused_where_it_is_written() -> None:
 
         class Wanting(Config):
             beta: float
+
+
+@pytest.mark.parametrize("name", ["beta", "lr"])
+@pytest.mark.parametrize("value", [1e-3, None, (8, 8), Field(default=3)])
+def test_a_setting_without_a_type_is_one_sentence(name: str, value: Any) -> None:
+    with pytest.raises(TypeError) as error:
+        type("Bare", (DQNConfig,), {name: value, "__module__": __name__})
+    said = f"Setting {name!r} of Bare needs a type, as in `{name}: float = ...`."
+    assert str(error.value) == said
 
 
 # Loading without the simulator
