@@ -262,7 +262,8 @@ assert algorithm_name(Mine) == "my_things:mine"
 # %% [markdown]
 # To find an algorithm by its name, we import the module that defines it: the chapter of that name,
 # or the module before the colon. To list all algorithms, we import the chapters in the order of
-# the book. If a name is unknown, the error names the nearest one.
+# the book. If a name is unknown, the error names the nearest one. An algorithm of your own is
+# checked when it is found: `check_algorithm` comes [below](#nothing-is-forgotten).
 #
 # The book comes with files of settings for its algorithms, the [shipped configs](settings.ipynb).
 # An algorithm that extends one of the book, as DQN with another network does, uses these too. That
@@ -316,13 +317,15 @@ def find_algorithm(name: str) -> type["Agent"]:
     elif name in chapter_modules():  # most often: then no other chapter need be imported
         importlib.import_module(f"rlbook.{name}")
     if name in REGISTRY:
-        return REGISTRY[name]
-    if ":" not in name:
+        known = REGISTRY
+    elif ":" not in name:
         known = algorithms()
     if name not in known:
         hint = nearest(name, list(known)) or f" There are: {', '.join(known) or 'none'}."
         own = "" if ":" in name else " One of your own is named `module:name`."
         raise ValueError(f"There is no algorithm {name!r}.{hint}{own}")
+    if ":" in name:
+        check_algorithm(known[name])
     return known[name]
 
 # %% [markdown]
@@ -561,6 +564,7 @@ assert not_finite({**sound, "target": [torch.tensor([0.0, math.nan])]}) == "targ
 # been built, we look through its attributes. Every network and every optimiser must be one of the
 # `parts`, or inside of one, and every part must be something that can be saved: it has the methods
 # `state_dict` and `load_state_dict`, as networks, optimisers and the buffers of this book have.
+# `check_algorithm` asks what a class must have before an agent can be made.
 
 # %%
 #| export
@@ -611,8 +615,10 @@ def check_parts(agent: "Agent") -> None:
 # %%
 #| export
 def check_algorithm(agent_class: type["Agent"]) -> None:
-    """Raise unless a class has a name, settings, and a way to get what it learns from."""
+    """Raise unless a class has its methods, a name, settings, and a way to get its batches."""
     owner, config_class = agent_class.__name__, getattr(agent_class, "config_class", None)
+    if missing := sorted(agent_class.__abstractmethods__):
+        raise ValueError(f"{owner} does not define {', '.join(missing)}, as each algorithm must.")
     if not hasattr(agent_class, "name"):
         raise ValueError(f"{owner} needs a name, such as `name = {owner.lower()!r}`.")
     if not (isinstance(config_class, type) and issubclass(config_class, Config)):

@@ -167,13 +167,15 @@ def find_algorithm(name: str) -> type["Agent"]:
     elif name in chapter_modules():  # most often: then no other chapter need be imported
         importlib.import_module(f"rlbook.{name}")
     if name in REGISTRY:
-        return REGISTRY[name]
-    if ":" not in name:
+        known = REGISTRY
+    elif ":" not in name:
         known = algorithms()
     if name not in known:
         hint = nearest(name, list(known)) or f" There are: {', '.join(known) or 'none'}."
         own = "" if ":" in name else " One of your own is named `module:name`."
         raise ValueError(f"There is no algorithm {name!r}.{hint}{own}")
+    if ":" in name:
+        check_algorithm(known[name])
     return known[name]
 
 
@@ -345,8 +347,10 @@ def check_parts(agent: "Agent") -> None:
 
 
 def check_algorithm(agent_class: type["Agent"]) -> None:
-    """Raise unless a class has a name, settings, and a way to get what it learns from."""
+    """Raise unless a class has its methods, a name, settings, and a way to get its batches."""
     owner, config_class = agent_class.__name__, getattr(agent_class, "config_class", None)
+    if missing := sorted(agent_class.__abstractmethods__):
+        raise ValueError(f"{owner} does not define {', '.join(missing)}, as each algorithm must.")
     if not hasattr(agent_class, "name"):
         raise ValueError(f"{owner} needs a name, such as `name = {owner.lower()!r}`.")
     if not (isinstance(config_class, type) and issubclass(config_class, Config)):

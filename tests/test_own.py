@@ -893,6 +893,24 @@ def test_an_algorithm_without_settings_or_batches_is_a_sentence() -> None:
             Bare()
 
 
+def test_an_incomplete_algorithm_is_the_same_sentence_in_the_shell(
+    own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (own / "bare_things.py").write_text(
+        "from rlbook.agent import Agent\n\n"
+        "class Empty(Agent):\n    name = 'empty'\n\n"
+        "class Bare(Agent):\n    name = 'bare'\n"
+        "    build = act = observe = update = lambda self, *given: None\n"
+    )
+    for name, said in (
+        ("empty", "Empty does not define act, build, observe, update, as each algorithm must."),
+        ("bare", "Bare needs a `config_class`: a subclass of rlbook.settings.Config."),
+    ):
+        for words in (["train"], ["sweep", "--seeds", "1"]):
+            assert main([words[0], f"bare_things:{name}", *words[1:]]) == 2
+            assert capsys.readouterr().err == f"{said}\n"
+
+
 def test_callbacks_of_the_wrong_kind_are_a_sentence() -> None:
     agent = DQN(**SMALL)
     with pytest.raises(ValueError, match=r"an instance, not a class: write KeepBest\(\.\.\.\)"):
