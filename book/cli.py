@@ -575,13 +575,13 @@ def evaluate_command(parser: Parser, arguments: list[str]) -> int:
 # %% [markdown]
 # `predict` reads and writes JSON, so that any other program can use it. An image is too long for a
 # command line, so it may come from a `.npy` file. Such a file can contain a pickle, and reading a
-# pickle can run code ([Checkpoints](checkpoint.ipynb) shows how), so pickles are refused. If an
-# agent has a method `q_values`, the answer holds its values, too. The method may return an array
-# or a tensor.
+# pickle can run code ([Checkpoints](checkpoint.ipynb) shows how), so pickles are refused. A JSON
+# object is passed on to the agent, which says how to make an array of it. If an agent has a method
+# `q_values`, the answer holds its values, too. The method may return an array or a tensor.
 
 # %%
 #| export
-def read_observation(text: str) -> np.ndarray:
+def read_observation(text: str) -> Any:
     """Read an observation from JSON or from a .npy file."""
     if text.endswith(".npy"):
         try:
@@ -591,7 +591,8 @@ def read_observation(text: str) -> np.ndarray:
         except (ValueError, EOFError) as error:
             raise ValueError(f"{text} does not hold an array of numbers.") from error
     try:
-        return np.asarray(json.loads(text), dtype=np.float64)
+        given = json.loads(text)
+        return given if isinstance(given, dict) else np.asarray(given, dtype=np.float64)
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"An observation is JSON such as [0.1, 0, 0, 0], or a .npy file, not {text!r}."

@@ -265,6 +265,9 @@ def find_device(name: str) -> torch.device:
 def as_batch(obs: Any, space: gym.Space) -> tuple[np.ndarray, bool]:
     """Return observations as (batch, ...), and whether it was a single one."""
     shape = space.shape or ()
+    if isinstance(obs, dict):
+        how = "gymnasium.spaces.utils.flatten(env.unwrapped.observation_space, observation)"
+        raise ValueError(f"An observation must be an array, not a dictionary: make one with {how}.")
     try:
         given = np.array(obs)
         batch = given.astype(space.dtype)

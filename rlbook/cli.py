@@ -353,7 +353,7 @@ def evaluate_command(parser: Parser, arguments: list[str]) -> int:
     return 0
 
 
-def read_observation(text: str) -> np.ndarray:
+def read_observation(text: str) -> Any:
     """Read an observation from JSON or from a .npy file."""
     if text.endswith(".npy"):
         try:
@@ -363,7 +363,8 @@ def read_observation(text: str) -> np.ndarray:
         except (ValueError, EOFError) as error:
             raise ValueError(f"{text} does not hold an array of numbers.") from error
     try:
-        return np.asarray(json.loads(text), dtype=np.float64)
+        given = json.loads(text)
+        return given if isinstance(given, dict) else np.asarray(given, dtype=np.float64)
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"An observation is JSON such as [0.1, 0, 0, 0], or a .npy file, not {text!r}."

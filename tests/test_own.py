@@ -458,6 +458,22 @@ def test_flattened_dictionaries_are_learned_from(own: Path) -> None:
     assert agent.observation_space.shape == (3,) and agent.updates > 0
 
 
+def test_a_dictionary_to_predict_from_names_how_to_flatten_it(
+    own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agent, env = DQN("own_things:make_corridor", **SMALL), make_env("own_things:make_corridor")
+    observation: Any = {"place": np.array([0.5], np.float32), "bump": 0}
+    with pytest.raises(ValueError, match=r"not a dictionary: make one with gymnasium\.spaces\."):
+        agent.predict(observation)
+    agent.predict(gym.spaces.utils.flatten(env.unwrapped.observation_space, observation))
+    agent.save("agent.pt")
+    words = ["predict", "agent.pt", "--observation", '{"place": [0.5], "bump": 0}']
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "flatten(env.unwrapped.observation_space, observation)" in said
+    assert said.count("\n") == 1
+
+
 class Wrong(CartPoleEnv):
     """CartPole whose step returns something of the wrong shape."""
 
