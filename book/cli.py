@@ -655,14 +655,31 @@ def play(agent: "Agent", env: gym.Env, seed: int, max_steps: int) -> tuple[list[
     return frames, total
 
 
+def cannot_be_watched(config: Config, why: str) -> ValueError:
+    """Say what is missing, and what an environment needs to be watched."""
+    return ValueError(
+        f"{config.env_id!r} cannot be watched, since {why}: an environment lists rgb_array in "
+        "metadata['render_modes'], takes the keyword render_mode, keeps it as self.render_mode and "
+        "returns a picture from `render`."
+    )
+
+
 def make_visible(config: Config) -> gym.Env:
     """Make an environment that draws itself, without a window."""
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame looks for a screen otherwise
     plain = make_env(config.env_id, config.env_kwargs)
     plain.close()
     if "rgb_array" not in plain.metadata.get("render_modes", []):
-        raise ValueError(f"{config.env_id!r} cannot draw itself: it has no render mode rgb_array.")
-    return make_env(config.env_id, config.env_kwargs, render_mode="rgb_array")
+        raise cannot_be_watched(config, "it has no render mode rgb_array")
+    try:
+        env = make_env(config.env_id, config.env_kwargs, render_mode="rgb_array")
+    except ValueError as error:
+        if isinstance(error.__cause__, TypeError):  # without the keyword it could be made
+            raise cannot_be_watched(config, "it takes no keyword render_mode") from error
+        raise
+    if env.render_mode != "rgb_array":
+        raise cannot_be_watched(config, "what makes it does not pass render_mode on")
+    return env
 
 
 # %%

@@ -20,6 +20,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import yaml
+from gymnasium.envs.classic_control import CartPoleEnv
 from helpers import in_child, run_rlbook
 from PIL import Image, ImageSequence
 
@@ -476,10 +477,37 @@ def test_an_environment_that_cannot_draw_is_said_so(
 ) -> None:
     DQN("rlbook/OneStep-v0").save("one.pt")
     assert main(["watch", "one.pt"]) == 2
-    assert capsys.readouterr().err == (
-        "'rlbook/OneStep-v0' cannot draw itself: it has no render mode rgb_array.\n"
-    )
+    said = capsys.readouterr().err
+    assert said.startswith("'rlbook/OneStep-v0' cannot be watched, since it has no render mode ")
+    assert said.endswith("returns a picture from `render`.\n") and said.count("\n") == 1
     assert not Path("agent.gif").exists()
+
+
+def make_deaf(**kwargs: Any) -> gym.Env:
+    """CartPole that does not pass the keyword on."""
+    return CartPoleEnv()
+
+
+def make_mute() -> gym.Env:
+    """CartPole that does not take the keyword."""
+    return CartPoleEnv()
+
+
+@pytest.mark.parametrize(
+    ("maker", "why"),
+    [
+        (make_mute, "it takes no keyword render_mode"),
+        (make_deaf, "what makes it does not pass render_mode on"),
+    ],
+)
+def test_watching_an_environment_of_ones_own_says_what_it_must_take(
+    maker: Any, why: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    DQN(maker).save("own.pt")
+    assert main(["watch", "own.pt"]) == 2
+    said = capsys.readouterr().err
+    assert f"cannot be watched, since {why}: an environment lists rgb_array in" in said
+    assert said.count("\n") == 1
 
 
 def test_missing_pygame_names_the_extra(
