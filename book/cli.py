@@ -487,7 +487,8 @@ def train_command(parser: Parser, arguments: list[str]) -> int:
 def resume_command(parser: Parser, arguments: list[str]) -> int:
     """Continue a run from its newest checkpoint."""
     parser.add_argument("run", help="a run directory")
-    add_flags(parser, Config, ["total_steps"])
+    steps = "environment steps of the whole run [as in its settings]"
+    parser.add_argument("--total-steps", default=argparse.SUPPRESS, metavar="N", help=steps)
     options = parser.parse(arguments)
     total_steps = flag_settings(options, Config).get("total_steps")
     from rlbook.run import RunDirectory, resume
@@ -503,8 +504,10 @@ def resume_command(parser: Parser, arguments: list[str]) -> int:
 # %% [markdown]
 # ## Using a trained agent
 #
-# The other commands load the agent with `rlbook.load`, which works for every algorithm. `evaluate`
-# plays greedy episodes and prints their mean return with its [bootstrap interval](envs.ipynb).
+# The other commands load the agent with `rlbook.load`, which works for every algorithm. They load
+# the last agent of a run, or with `--best` the one that [`KeepBest`](callbacks.ipynb) kept: in
+# Python, `rlbook.load("runs/a/checkpoints/best.pt")`. `evaluate` plays greedy episodes and prints
+# their mean return with its [bootstrap interval](envs.ipynb).
 
 # %%
 #| export
@@ -523,12 +526,14 @@ def seed_number(text: str) -> int:
     return int(text)
 
 
-def add_agent(parser: Parser) -> None:
-    """Give a parser what says which agent plays, and where."""
+def add_agent(parser: Parser, plays: bool = False) -> None:
+    """Give a parser what says which agent is meant and, if it plays, where."""
     parser.add_argument("agent", help="a run directory or a checkpoint")
     best = "the agent of the best evaluation, which `--keep-best` kept, not the last"
     parser.add_argument("--best", action="store_true", help=best)
-    add_flags(parser, Config, ["env_kwargs"])
+    if plays:
+        others = "keywords of the environment that differ from those of the run"
+        parser.add_argument("--env-kwargs", metavar="YAML", help=others)
 
 
 def load_agent(options: argparse.Namespace) -> "Agent":
@@ -542,7 +547,7 @@ def load_agent(options: argparse.Namespace) -> "Agent":
             what = "keeps no best agent: train it with the setting 'keep_best'"
             raise ValueError(f"{options.agent} {what}.")
     agent = rlbook.load(path)
-    if "env_kwargs" in options:
+    if getattr(options, "env_kwargs", None) is not None:
         given = Config(env_kwargs=read_flag(options.env_kwargs, dict)).env_kwargs
         agent.config.env_kwargs = {**agent.config.env_kwargs, **given}
     return agent
@@ -551,7 +556,7 @@ def load_agent(options: argparse.Namespace) -> "Agent":
 @command("evaluate", "rlbook evaluate runs/a --episodes 20")
 def evaluate_command(parser: Parser, arguments: list[str]) -> int:
     """Play greedy episodes and print what they scored."""
-    add_agent(parser)
+    add_agent(parser, plays=True)
     parser.add_argument("--episodes", type=count, default=20, metavar="N", help="how many [20]")
     parser.add_argument("--seed", type=seed_number, default=0, metavar="N", help="of them [0]")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -612,7 +617,7 @@ for text in ("0.1, 0, 0, 0", "[1, [2]]", "nowhere.npy"):
 @command("predict", 'rlbook predict runs/a --observation "[0.1, 0, 0, 0]"')
 def predict_command(parser: Parser, arguments: list[str]) -> int:
     """Print as JSON the action for an observation, or for each of a batch."""
-    parser.add_argument("agent", help="a run directory or a checkpoint")
+    add_agent(parser)
     example = "JSON such as [0.1, 0, 0, 0], or a .npy file"
     parser.add_argument("--observation", required=True, metavar="JSON|FILE", help=example)
     options = parser.parse(arguments)
@@ -621,7 +626,7 @@ def predict_command(parser: Parser, arguments: list[str]) -> int:
     from rlbook.agent import as_batch
 
     observation = read_observation(options.observation)
-    agent = rlbook.load(options.agent)
+    agent = load_agent(options)
     action, _ = agent.predict(observation)
     answer: dict[str, Any] = {"action": np.asarray(action).tolist()}
     q_values = getattr(agent, "q_values", None)
@@ -687,7 +692,7 @@ def make_visible(config: Config) -> gym.Env:
 @command("watch", "rlbook watch runs/a --out agent.gif")
 def watch_command(parser: Parser, arguments: list[str]) -> int:
     """Play greedy episodes and write them as an animated GIF."""
-    add_agent(parser)
+    add_agent(parser, plays=True)
     parser.add_argument("--out", default="agent.gif", metavar="FILE", help="[agent.gif]")
     parser.add_argument("--episodes", type=count, default=1, metavar="N", help="how many [1]")
     parser.add_argument("--max-steps", type=count, default=1000, metavar="N", help="of each [1000]")
@@ -727,12 +732,12 @@ def watch_command(parser: Parser, arguments: list[str]) -> int:
 @command("export", "rlbook export runs/a --out policy.onnx")
 def export_command(parser: Parser, arguments: list[str]) -> int:
     """Write the greedy policy as an ONNX file."""
-    parser.add_argument("agent", help="a run directory or a checkpoint")
+    add_agent(parser)
     parser.add_argument("--out", default="policy.onnx", metavar="FILE", help="[policy.onnx]")
     options = parser.parse(arguments)
     from rlbook.export import export_onnx
 
-    metadata = export_onnx(rlbook.load(options.agent), options.out)
+    metadata = export_onnx(load_agent(options), options.out)
     print(f"Wrote {options.out}: {metadata['algo']} on {metadata['env_id']}.")
     for kind in ("inputs", "outputs"):
         for name, what in json.loads(metadata[kind]).items():

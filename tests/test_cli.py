@@ -157,6 +157,13 @@ def test_help_of_an_algorithm_lists_its_own_settings(capsys: pytest.CaptureFixtu
     assert "--hidden N [N ...] Units of each hidden layer. [[64, 64]]" in text
 
 
+def test_help_shows_no_default_that_is_not_used(capsys: pytest.CaptureFixture[str]) -> None:
+    for line, flag in (("resume --help", "total-steps N"), ("watch --help", "env-kwargs YAML")):
+        assert run(line) == 0
+        shown = capsys.readouterr().out
+        assert f"--{flag}" in shown and "[50000]" not in shown and "[{}]" not in shown
+
+
 def test_help_is_grouped_under_a_short_usage_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "dqn", "--help"]) == 0
     text = capsys.readouterr().out
