@@ -75,7 +75,7 @@ from rlbook.preprocess import Preprocessing
 from rlbook.replay import ReplayConfig, updates_due
 from rlbook.settings import Config, gather_settings, make_config
 
-if TYPE_CHECKING:  # the loop is the next chapter: it needs the agent, and `learn` needs the loop
+if TYPE_CHECKING:  # a later chapter has the loop, which imports this module
     from rlbook.callbacks import Callbacks
     from rlbook.run import RunDirectory, RunResult
 
@@ -1222,11 +1222,11 @@ class Forgetful(Bandit):
 # original.learn(200, progress=False)
 # with tempfile.TemporaryDirectory() as name:
 #     original.save(Path(name) / "agent.pt")
-#     copy = load(Path(name) / "agent.pt")
+#     loaded = load(Path(name) / "agent.pt")
 # obs, start = np.zeros((1, *original.observation_space.shape), np.float32), np.zeros(1, bool)
 # played = [
 #     [int(each.act(obs, None, start, explore=True)[0][0]) for _ in range(200)]
-#     for each in (original, copy)
+#     for each in (original, loaded)
 # ]
 # assert played[0] == played[1]
 # ```

@@ -79,7 +79,7 @@ from rlbook.preprocess import Preprocessing
 from rlbook.replay import ReplayConfig, updates_due
 from rlbook.settings import Config, gather_settings, make_config
 
-if TYPE_CHECKING:  # the loop is the next chapter: it needs the agent, and `learn` needs the loop
+if TYPE_CHECKING:  # a later chapter has the loop, which imports this module
     from rlbook.callbacks import Callbacks
     from rlbook.run import RunDirectory, RunResult
 
