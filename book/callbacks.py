@@ -201,7 +201,9 @@ assert number == 4 and patient.state_dict() == {"best": 3.0, "waited": 2}
 #
 # Be careful with its score. The best of twenty noisy evaluations is partly luck, so its mean
 # return tends to be too high. Evaluate the kept agent again, on new episodes, before you report a
-# number: `rlbook evaluate runs/a --best`.
+# number: `rlbook evaluate runs/a --best`. The commands `predict`, `watch` and `export` take `--best`,
+# too. In Python, `rlbook.load("runs/a/checkpoints/best.pt")` loads the kept agent, and
+# `rlbook.load("runs/a")` the last one.
 
 # %%
 #| export
@@ -461,11 +463,13 @@ print("stopped at step", agent.global_step)
 # ## Use it
 #
 # ```python
+# import rlbook
 # from rlbook.callbacks import StopAtReturn
 # from rlbook.dqn import DQNConfig, train_dqn
 #
 # result = train_dqn(DQNConfig(run_dir="runs/a", keep_best=True), callbacks=[StopAtReturn(475)])
 # result.stopped
+# best = rlbook.load("runs/a/checkpoints/best.pt")
 # ```
 #
 # ```

@@ -370,14 +370,8 @@ def choose(arguments: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
     first = Parser("", add_help=False)
     first.add_argument("--config")
     config = first.parse_known_args(arguments)[0].config
-    if not arguments or arguments[0].startswith("-"):
-        return (None, {}) if config is None else gather_settings(config, None)
-    from rlbook.agent import config_owner, find_algorithm
-
-    agent_class = find_algorithm(arguments[0])
-    if config is None:
-        return arguments[0], {}
-    return arguments[0], gather_settings(config, config_owner(agent_class, config))[1]
+    algo = None if not arguments or arguments[0].startswith("-") else arguments[0]
+    return (algo, {}) if config is None else gather_settings(config, algo)
 
 
 # %% [markdown]
@@ -493,7 +487,8 @@ def train_command(parser: Parser, arguments: list[str]) -> int:
 def resume_command(parser: Parser, arguments: list[str]) -> int:
     """Continue a run from its newest checkpoint."""
     parser.add_argument("run", help="a run directory")
-    add_flags(parser, Config, ["total_steps"])
+    steps = "environment steps of the whole run [as in its settings]"
+    parser.add_argument("--total-steps", default=argparse.SUPPRESS, metavar="N", help=steps)
     options = parser.parse(arguments)
     total_steps = flag_settings(options, Config).get("total_steps")
     from rlbook.run import RunDirectory, resume
@@ -509,8 +504,10 @@ def resume_command(parser: Parser, arguments: list[str]) -> int:
 # %% [markdown]
 # ## Using a trained agent
 #
-# The other commands load the agent with `rlbook.load`, which works for every algorithm. `evaluate`
-# plays greedy episodes and prints their mean return with its [bootstrap interval](envs.ipynb).
+# The other commands load the agent with `rlbook.load`, which works for every algorithm. They load
+# the last agent of a run, or with `--best` the one that [`KeepBest`](callbacks.ipynb) kept: in
+# Python, `rlbook.load("runs/a/checkpoints/best.pt")`. `evaluate` plays greedy episodes and prints
+# their mean return with its [bootstrap interval](envs.ipynb).
 
 # %%
 #| export
@@ -529,12 +526,14 @@ def seed_number(text: str) -> int:
     return int(text)
 
 
-def add_agent(parser: Parser) -> None:
-    """Give a parser what says which agent plays, and where."""
+def add_agent(parser: Parser, plays: bool = False) -> None:
+    """Give a parser what says which agent is meant and, if it plays, where."""
     parser.add_argument("agent", help="a run directory or a checkpoint")
     best = "the agent of the best evaluation, which `--keep-best` kept, not the last"
     parser.add_argument("--best", action="store_true", help=best)
-    add_flags(parser, Config, ["env_kwargs"])
+    if plays:
+        others = "keywords of the environment that differ from those of the run"
+        parser.add_argument("--env-kwargs", metavar="YAML", help=others)
 
 
 def load_agent(options: argparse.Namespace) -> "Agent":
@@ -548,7 +547,7 @@ def load_agent(options: argparse.Namespace) -> "Agent":
             what = "keeps no best agent: train it with the setting 'keep_best'"
             raise ValueError(f"{options.agent} {what}.")
     agent = rlbook.load(path)
-    if "env_kwargs" in options:
+    if getattr(options, "env_kwargs", None) is not None:
         given = Config(env_kwargs=read_flag(options.env_kwargs, dict)).env_kwargs
         agent.config.env_kwargs = {**agent.config.env_kwargs, **given}
     return agent
@@ -557,7 +556,7 @@ def load_agent(options: argparse.Namespace) -> "Agent":
 @command("evaluate", "rlbook evaluate runs/a --episodes 20")
 def evaluate_command(parser: Parser, arguments: list[str]) -> int:
     """Play greedy episodes and print what they scored."""
-    add_agent(parser)
+    add_agent(parser, plays=True)
     parser.add_argument("--episodes", type=count, default=20, metavar="N", help="how many [20]")
     parser.add_argument("--seed", type=seed_number, default=0, metavar="N", help="of them [0]")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -581,13 +580,13 @@ def evaluate_command(parser: Parser, arguments: list[str]) -> int:
 # %% [markdown]
 # `predict` reads and writes JSON, so that any other program can use it. An image is too long for a
 # command line, so it may come from a `.npy` file. Such a file can contain a pickle, and reading a
-# pickle can run code ([Checkpoints](checkpoint.ipynb) shows how), so pickles are refused. If an
-# agent has a method `q_values`, the answer holds its values, too. The method may return an array
-# or a tensor.
+# pickle can run code ([Checkpoints](checkpoint.ipynb) shows how), so pickles are refused. A JSON
+# object is passed on to the agent, which says how to make an array of it. If an agent has a method
+# `q_values`, the answer holds its values, too. The method may return an array or a tensor.
 
 # %%
 #| export
-def read_observation(text: str) -> np.ndarray:
+def read_observation(text: str) -> Any:
     """Read an observation from JSON or from a .npy file."""
     if text.endswith(".npy"):
         try:
@@ -597,7 +596,8 @@ def read_observation(text: str) -> np.ndarray:
         except (ValueError, EOFError) as error:
             raise ValueError(f"{text} does not hold an array of numbers.") from error
     try:
-        return np.asarray(json.loads(text), dtype=np.float64)
+        given = json.loads(text)
+        return given if isinstance(given, dict) else np.asarray(given, dtype=np.float64)
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"An observation is JSON such as [0.1, 0, 0, 0], or a .npy file, not {text!r}."
@@ -617,7 +617,7 @@ for text in ("0.1, 0, 0, 0", "[1, [2]]", "nowhere.npy"):
 @command("predict", 'rlbook predict runs/a --observation "[0.1, 0, 0, 0]"')
 def predict_command(parser: Parser, arguments: list[str]) -> int:
     """Print as JSON the action for an observation, or for each of a batch."""
-    parser.add_argument("agent", help="a run directory or a checkpoint")
+    add_agent(parser)
     example = "JSON such as [0.1, 0, 0, 0], or a .npy file"
     parser.add_argument("--observation", required=True, metavar="JSON|FILE", help=example)
     options = parser.parse(arguments)
@@ -626,7 +626,7 @@ def predict_command(parser: Parser, arguments: list[str]) -> int:
     from rlbook.agent import as_batch
 
     observation = read_observation(options.observation)
-    agent = rlbook.load(options.agent)
+    agent = load_agent(options)
     action, _ = agent.predict(observation)
     answer: dict[str, Any] = {"action": np.asarray(action).tolist()}
     q_values = getattr(agent, "q_values", None)
@@ -660,14 +660,31 @@ def play(agent: "Agent", env: gym.Env, seed: int, max_steps: int) -> tuple[list[
     return frames, total
 
 
+def cannot_be_watched(config: Config, why: str) -> ValueError:
+    """Say what is missing, and what an environment needs to be watched."""
+    return ValueError(
+        f"{config.env_id!r} cannot be watched, since {why}: an environment lists rgb_array in "
+        "metadata['render_modes'], takes the keyword render_mode, keeps it as self.render_mode and "
+        "returns a picture from `render`."
+    )
+
+
 def make_visible(config: Config) -> gym.Env:
     """Make an environment that draws itself, without a window."""
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame looks for a screen otherwise
     plain = make_env(config.env_id, config.env_kwargs)
     plain.close()
     if "rgb_array" not in plain.metadata.get("render_modes", []):
-        raise ValueError(f"{config.env_id!r} cannot draw itself: it has no render mode rgb_array.")
-    return make_env(config.env_id, config.env_kwargs, render_mode="rgb_array")
+        raise cannot_be_watched(config, "it has no render mode rgb_array")
+    try:
+        env = make_env(config.env_id, config.env_kwargs, render_mode="rgb_array")
+    except ValueError as error:
+        if isinstance(error.__cause__, TypeError):  # without the keyword it could be made
+            raise cannot_be_watched(config, "it takes no keyword render_mode") from error
+        raise
+    if env.render_mode != "rgb_array":
+        raise cannot_be_watched(config, "what makes it does not pass render_mode on")
+    return env
 
 
 # %%
@@ -675,7 +692,7 @@ def make_visible(config: Config) -> gym.Env:
 @command("watch", "rlbook watch runs/a --out agent.gif")
 def watch_command(parser: Parser, arguments: list[str]) -> int:
     """Play greedy episodes and write them as an animated GIF."""
-    add_agent(parser)
+    add_agent(parser, plays=True)
     parser.add_argument("--out", default="agent.gif", metavar="FILE", help="[agent.gif]")
     parser.add_argument("--episodes", type=count, default=1, metavar="N", help="how many [1]")
     parser.add_argument("--max-steps", type=count, default=1000, metavar="N", help="of each [1000]")
@@ -715,12 +732,12 @@ def watch_command(parser: Parser, arguments: list[str]) -> int:
 @command("export", "rlbook export runs/a --out policy.onnx")
 def export_command(parser: Parser, arguments: list[str]) -> int:
     """Write the greedy policy as an ONNX file."""
-    parser.add_argument("agent", help="a run directory or a checkpoint")
+    add_agent(parser)
     parser.add_argument("--out", default="policy.onnx", metavar="FILE", help="[policy.onnx]")
     options = parser.parse(arguments)
     from rlbook.export import export_onnx
 
-    metadata = export_onnx(rlbook.load(options.agent), options.out)
+    metadata = export_onnx(load_agent(options), options.out)
     print(f"Wrote {options.out}: {metadata['algo']} on {metadata['env_id']}.")
     for kind in ("inputs", "outputs"):
         for name, what in json.loads(metadata[kind]).items():
@@ -868,7 +885,7 @@ def tangle_command(parser: Parser, arguments: list[str]) -> int:
 # |---|---|---|
 # | 0 | success | the result |
 # | 1 | the run failed: a loss that is not finite, a full disk | why, and the last good checkpoint |
-# | 2 | a mistake in what was typed or in a file | what is wrong and what to do |
+# | 2 | a mistake in what was typed, in a file, or in code of your own | what is wrong and what to do |
 # | 130, 143 | Ctrl-C, SIGTERM (128 + the number of the signal) | the checkpoint, and how to continue |
 # | 141 | the program that reads the output has ended | nothing |
 #

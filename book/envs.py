@@ -130,10 +130,10 @@ assert lean[1:] == (True, False) and look_ahead == (500, False, True)
 
 # %%
 #| export
-def nearest(name: str, known: Sequence[str]) -> str:
+def nearest(name: str, known: Sequence[str], before: str = "") -> str:
     """Return a space and a hint like `Did you mean 'CartPole-v1'?`, or nothing if none is close."""
     close = difflib.get_close_matches(name, known, n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
+    return f" Did you mean {before + close[0]!r}?" if close else ""
 
 # %%
 assert nearest("CartPool-v1", ["CartPole-v1", "Acrobot-v1"]) == " Did you mean 'CartPole-v1'?"
@@ -172,13 +172,21 @@ def find_maker(env_id: str) -> Callable[..., gym.Env]:
 
 def what_is_meant(env_id: str) -> str:
     """Say what is missing for an id that nobody knows, and name the nearest one."""
-    module, _, name = env_id.rpartition(":")
+    module, colon, name = env_id.rpartition(":")
     if module and name.isidentifier():  # a function or a class: an id ends in a version
         inside = vars(importlib.import_module(module))
-        hint = nearest(env_id, [f"{module}:{key}" for key in inside if callable(inside[key])])
+        hint = nearest(name, [key for key in inside if callable(inside[key])], module + colon)
         return f" The module {module!r} has no function {name!r}.{hint}"
     listed = " `gymnasium.pprint_registry()` lists the known ones."
-    return nearest(name, list(gym.registry)) or listed
+    return nearest(name, list(gym.registry), module + colon) or listed
+
+
+def missing_module(error: ModuleNotFoundError) -> str:
+    """Say which module is missing, and how to make it known."""
+    return (
+        f"needs the module {error.name!r}, which is not installed or not on the path: install it, "
+        "or start from the folder that holds it, or add that folder to PYTHONPATH."
+    )
 
 
 def make_env(
@@ -191,8 +199,7 @@ def make_env(
     try:
         env = find_maker(env_id)(**kwargs)
     except ModuleNotFoundError as error:
-        what = f"needs the module {error.name!r}, which is not installed or not on the path"
-        raise ValueError(f"Environment {env_id!r} {what}.") from error
+        raise ValueError(f"Environment {env_id!r} {missing_module(error)}") from error
     except (ImportError, gym.error.DependencyNotInstalled) as error:
         raise ValueError(f"Environment {env_id!r} cannot be made here: {error}") from error
     except gym.error.Error as error:
@@ -597,8 +604,9 @@ assert same_step.count((0.0, 1.0, -1.0, True)) == 2
 # So every agent of this book uses two functions. `make_vector_env` makes the vector environment in
 # this mode, and `true_next_obs` puts the true last observations back. Each copy gets two wrappers.
 # `KeepLast` copies the last observation, because some environments return the same array at each
-# step, and the reset would overwrite it. `CheckShapes` raises an error if an environment of your
+# step, and the reset would overwrite it. `CheckShapes` raises a `Mistake` if an environment of your
 # own returns a wrong shape. Without it, NumPy might broadcast one number over a whole observation.
+# A `Mistake` is a `ValueError` that says in a sentence what is wrong and needs no traceback.
 
 # %%
 #| export
@@ -613,34 +621,44 @@ class KeepLast(gym.Wrapper[Any, Any, Any, Any]):
         return obs, reward, terminated, truncated, info
 
 
+class Mistake(ValueError):
+    """What an environment or an algorithm of one's own does wrong, in a sentence."""
+
+
 def one_number(reward: Any) -> float:
     """Return a reward as a float, or say that it is none."""
     value = np.asarray(reward)
     if value.size != 1 or value.dtype.kind not in "fiub":
         what = f"the reward {reward!r}, which is not one number"
-        raise ValueError(f"The environment returned {what}.")
+        raise Mistake(f"The environment returned {what}.")
     return float(value.item())
 
 
 class CheckShapes(gym.Wrapper[Any, Any, Any, Any]):
-    """Raises when an observation or a reward has not the shape that it should have."""
+    """Raises a `Mistake` when an environment does not return what Gymnasium asks for."""
 
     def check(self, returned: Any, what: str) -> None:
         """Compare what a method returned with `what` it should return, and with the space."""
         if not isinstance(returned, tuple) or len(returned) != len(what.split(", ")):
-            raise ValueError(
+            raise Mistake(
                 f"The environment returned something else than `{what}`, which Gymnasium asks for."
             )
         found, shape = np.shape(returned[0]), self.observation_space.shape
         if shape is not None and found != shape:
-            raise ValueError(
+            raise Mistake(
                 f"The environment returned an observation of the shape {found}, but its space says "
                 f"{shape}."
             )
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         """Start an episode."""
-        returned = self.env.reset(**options)
+        try:
+            returned = self.env.reset(**options)
+        except TypeError as error:
+            if "unexpected keyword argument 'seed'" not in str(error):
+                raise
+            how = "write `def reset(self, *, seed=None, options=None)`"
+            raise Mistake(f"The environment's `reset` takes no seed: {how}.") from error
         self.check(returned, "obs, info")
         return returned
 
@@ -660,14 +678,12 @@ def try_env(env: gym.Env) -> None:
     try:
         checked.reset(seed=0)
         checked.step(space.sample())
+    except Mistake:
+        raise
     except Exception as error:
-        if "unexpected keyword argument 'seed'" in str(error):
-            how = "write `def reset(self, *, seed=None, options=None)`"
-            raise ValueError(f"The environment's `reset` takes no seed: {how}.") from error
         if env.unwrapped is not env:
             try_env(env.unwrapped)  # a wrapper may have stumbled over what this one returns
-        if not str(error).startswith("The environment returned"):
-            error.add_note("The environment raised this when it was tried.")
+        error.add_note("The environment raised this when it was tried.")
         raise
 
 

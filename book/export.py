@@ -353,8 +353,8 @@ def export_onnx(agent: Agent, path: str | os.PathLike[str]) -> dict[str, str]:
         program.save(temporary, external_data=False)
         if not same_actions(agent, temporary):
             raise ValueError(
-                f"{agent.name} cannot be exported: the traced policy acts differently, so `act` "
-                "without exploring must depend on chance, or branch on values."
+                f"{agent.name} cannot be exported: the exported policy acts differently. Its `act` "
+                "without exploring must not draw random numbers, or branch on values."
             )
         os.replace(temporary, path)
     except OSError as error:

@@ -1031,11 +1031,16 @@ def read_run(path: str | Path, metric: str) -> Curve:
         raise ValueError(f"{path} is no run directory: its config.yaml is not that of a run.")
     values = metrics.get(metric, np.array([]))
     found = np.isfinite(values)
-    if not found.any() and metric.startswith("eval_return"):
-        raise ValueError(f"The run {path} has no evaluation yet: train it for longer.")
     if not found.any():
         known = [name for name in metrics if name != "global_step"]
-        hint = nearest(metric, known) or f" It has: {', '.join(known) or 'none yet'}."
+        listed = ", ".join(known) or "none yet"
+        if metric.startswith("eval_") and "eval_return_mean" not in known:
+            raise ValueError(
+                f"The run {path} has no evaluations, since 'eval_every' is "
+                f"{config.get('eval_every')} (0 for none): train with another, or plot another "
+                f"metric. It has: {listed}."
+            )
+        hint = nearest(metric, known) or f" It has: {listed}."
         raise ValueError(f"The run {path} has no metric {metric!r}.{hint}")
     return config, metrics["global_step"][found], values[found]
 
@@ -1043,7 +1048,7 @@ def read_run(path: str | Path, metric: str) -> Curve:
 # ## Runs side by side
 #
 # `rlbook plot runs/a runs/b --out curve.png` draws several runs into one figure. Runs that differ
-# only in their seed become one curve with a band. Settings such as `run_dir` and `log_every`,
+# only in their seed become one curve with a band. Settings such as `run_dir` and `keep_best`,
 # which change no result, do not count as a difference. (`checkpoint_every` does: a checkpoint
 # resets the environments.) `find_runs` takes the directory of a sweep too, and finds its runs.
 
@@ -1056,14 +1061,17 @@ def find_runs(path: str | Path) -> list[Path]:
     return [run.parent for run in runs] or [path]
 
 
+CHANGE_NO_RESULT = ("run_dir", "log_every", "checkpoint_replay", "tensorboard", "keep_best")
+
+
 def group_runs(paths: Sequence[str | Path], metric: str) -> list[list[Curve]]:
     """Group the runs that differ only in their seed."""
     groups: dict[str, dict[Any, Curve]] = {}
     for path in paths:
         config, steps, values = read_run(path, metric)
         seed = config.pop("seed")
-        for name in ("run_dir", "log_every", "checkpoint_replay", "tensorboard"):
-            config.pop(name, None)  # these change no result
+        for name in CHANGE_NO_RESULT:
+            config.pop(name, None)
         group = groups.setdefault(json.dumps(config, sort_keys=True, default=str), {})
         if seed in group:  # the same numbers twice would draw a band that is too narrow
             raise ValueError(f"{path} repeats another run: same settings, same seed {seed}.")

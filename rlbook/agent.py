@@ -6,6 +6,7 @@ __all__ = [
     "REPLAY",
     "WRAPPERS",
     "Agent",
+    "Diverged",
     "Interface",
     "Learned",
     "Metrics",
@@ -20,7 +21,6 @@ __all__ = [
     "check_parts",
     "check_spaces",
     "compile_methods",
-    "config_owner",
     "family",
     "find_algorithm",
     "find_device",
@@ -68,12 +68,20 @@ from rlbook.checkpoint import (
     space_from_plain,
     write_checkpoint,
 )
-from rlbook.envs import EVALUATION_ENVS, Evaluation, derive_seed, evaluate, make_env, nearest
+from rlbook.envs import (
+    EVALUATION_ENVS,
+    Evaluation,
+    derive_seed,
+    evaluate,
+    make_env,
+    missing_module,
+    nearest,
+)
 from rlbook.preprocess import Preprocessing
 from rlbook.replay import ReplayConfig, updates_due
-from rlbook.settings import Config, gather_settings, is_file_name, make_config, shipped_configs
+from rlbook.settings import Config, gather_settings, make_config
 
-if TYPE_CHECKING:  # the loop is the next chapter: it needs the agent, and `learn` needs the loop
+if TYPE_CHECKING:  # a later chapter has the loop, which imports this module
     from rlbook.callbacks import Callbacks
     from rlbook.run import RunDirectory, RunResult
 
@@ -127,20 +135,12 @@ def family(agent_class: type["Agent"]) -> list[str]:
     return [algorithm_name(each) for each in named]
 
 
-def config_owner(agent_class: type["Agent"], config: str) -> str:
-    """Name the algorithm of a config: of a shipped one, the nearest in the family that has some."""
-    owners = {key.split("/")[0] for key in shipped_configs()}
-    shipped = [] if is_file_name(config) else family(agent_class)
-    return next((name for name in shipped if name in owners), algorithm_name(agent_class))
-
-
 def import_module(module: str, wanted: str) -> Any:
     """Import a user's module, or say why `wanted` cannot be found."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        what = f"needs the module {error.name!r}, which is not installed or not on the path"
-        raise ValueError(f"{wanted} {what}.") from error
+        raise ValueError(f"{wanted} {missing_module(error)}") from error
     except Exception as error:
         why = f"{type(error).__name__}: {error}"
         raise ValueError(f"{wanted} cannot be imported, since {module!r} raises {why}") from error
@@ -168,12 +168,15 @@ def find_algorithm(name: str) -> type["Agent"]:
     if name in chapter_modules():  # most often: then no other chapter need be imported
         importlib.import_module(f"rlbook.{name}")
     if name in REGISTRY:
-        return REGISTRY[name]
-    known = algorithms() if own is None else own
+        known = REGISTRY
+    else:
+        known = algorithms() if own is None else own
     if name not in known:
         hint = nearest(name, list(known)) or f" There are: {', '.join(known) or 'none'}."
         advice = " One of your own is named `module:name`." if own is None else ""
         raise ValueError(f"There is no algorithm {name!r}.{hint}{advice}")
+    if own is not None:
+        check_algorithm(known[name])
     return known[name]
 
 
@@ -263,6 +266,9 @@ def find_device(name: str) -> torch.device:
 def as_batch(obs: Any, space: gym.Space) -> tuple[np.ndarray, bool]:
     """Return observations as (batch, ...), and whether it was a single one."""
     shape = space.shape or ()
+    if isinstance(obs, dict):
+        how = "gymnasium.spaces.utils.flatten(env.unwrapped.observation_space, observation)"
+        raise ValueError(f"An observation must be an array, not a dictionary: make one with {how}.")
     try:
         given = np.array(obs)
         batch = given.astype(space.dtype)
@@ -289,6 +295,10 @@ def where_episodes_start(given: Any, state: Any, count: int) -> np.ndarray:
 
 
 # %% book/agent.py · Nothing broken is kept
+class Diverged(FloatingPointError):
+    """A loss, a TD error or a weight is not finite any more."""
+
+
 def not_finite(state: Any, name: str = "") -> str | None:
     """Return the name of the first tensor in a nested state that is not finite all over."""
     if isinstance(state, torch.Tensor):
@@ -341,8 +351,10 @@ def check_parts(agent: "Agent") -> None:
 
 
 def check_algorithm(agent_class: type["Agent"]) -> None:
-    """Raise unless a class has a name, settings, and a way to get what it learns from."""
+    """Raise unless a class has its methods, a name, settings, and a way to get its batches."""
     owner, config_class = agent_class.__name__, getattr(agent_class, "config_class", None)
+    if missing := sorted(agent_class.__abstractmethods__):
+        raise ValueError(f"{owner} does not define {', '.join(missing)}, as each algorithm must.")
     if not hasattr(agent_class, "name"):
         raise ValueError(f"{owner} needs a name, such as `name = {owner.lower()!r}`.")
     if not (isinstance(config_class, type) and issubclass(config_class, Config)):
@@ -509,7 +521,7 @@ class Agent(ABC):
     def from_config(cls, name: str | os.PathLike[str], **settings: Any) -> Self:
         """Make an agent from a shipped config or a YAML file; keywords override it."""
         config = os.fspath(name)
-        _, stored = gather_settings(config, config_owner(cls, config))
+        _, stored = gather_settings(config, algorithm_name(cls))
         return cls(config=make_config(cls.config_class, {**stored, **settings}))
 
     def learn(
@@ -593,7 +605,7 @@ class Agent(ABC):
         """Return what a checkpoint holds of the agent: name, settings, interface and state."""
         state = self.state_dict()
         if broken := not_finite(state):
-            raise FloatingPointError(f"{broken} is not finite any more, so nothing was saved")
+            raise Diverged(f"{broken} is not finite any more, so nothing was saved")
         if not (replay and self.config.checkpoint_replay):
             state.pop(REPLAY, None)
         return {

@@ -9,6 +9,7 @@ __all__ = [
     "add_agent",
     "add_groups",
     "announce",
+    "cannot_be_watched",
     "choose",
     "command",
     "complain",
@@ -188,14 +189,8 @@ def choose(arguments: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
     first = Parser("", add_help=False)
     first.add_argument("--config")
     config = first.parse_known_args(arguments)[0].config
-    if not arguments or arguments[0].startswith("-"):
-        return (None, {}) if config is None else gather_settings(config, None)
-    from rlbook.agent import config_owner, find_algorithm
-
-    agent_class = find_algorithm(arguments[0])
-    if config is None:
-        return arguments[0], {}
-    return arguments[0], gather_settings(config, config_owner(agent_class, config))[1]
+    algo = None if not arguments or arguments[0].startswith("-") else arguments[0]
+    return (algo, {}) if config is None else gather_settings(config, algo)
 
 
 COMMON = ("env_id", "env_kwargs", "num_envs", "total_steps", "seed", "run_dir")
@@ -279,7 +274,8 @@ def train_command(parser: Parser, arguments: list[str]) -> int:
 def resume_command(parser: Parser, arguments: list[str]) -> int:
     """Continue a run from its newest checkpoint."""
     parser.add_argument("run", help="a run directory")
-    add_flags(parser, Config, ["total_steps"])
+    steps = "environment steps of the whole run [as in its settings]"
+    parser.add_argument("--total-steps", default=argparse.SUPPRESS, metavar="N", help=steps)
     options = parser.parse(arguments)
     total_steps = flag_settings(options, Config).get("total_steps")
     from rlbook.run import RunDirectory, resume
@@ -309,12 +305,14 @@ def seed_number(text: str) -> int:
     return int(text)
 
 
-def add_agent(parser: Parser) -> None:
-    """Give a parser what says which agent plays, and where."""
+def add_agent(parser: Parser, plays: bool = False) -> None:
+    """Give a parser what says which agent is meant and, if it plays, where."""
     parser.add_argument("agent", help="a run directory or a checkpoint")
     best = "the agent of the best evaluation, which `--keep-best` kept, not the last"
     parser.add_argument("--best", action="store_true", help=best)
-    add_flags(parser, Config, ["env_kwargs"])
+    if plays:
+        others = "keywords of the environment that differ from those of the run"
+        parser.add_argument("--env-kwargs", metavar="YAML", help=others)
 
 
 def load_agent(options: argparse.Namespace) -> "Agent":
@@ -328,7 +326,7 @@ def load_agent(options: argparse.Namespace) -> "Agent":
             what = "keeps no best agent: train it with the setting 'keep_best'"
             raise ValueError(f"{options.agent} {what}.")
     agent = rlbook.load(path)
-    if "env_kwargs" in options:
+    if getattr(options, "env_kwargs", None) is not None:
         given = Config(env_kwargs=read_flag(options.env_kwargs, dict)).env_kwargs
         agent.config.env_kwargs = {**agent.config.env_kwargs, **given}
     return agent
@@ -337,7 +335,7 @@ def load_agent(options: argparse.Namespace) -> "Agent":
 @command("evaluate", "rlbook evaluate runs/a --episodes 20")
 def evaluate_command(parser: Parser, arguments: list[str]) -> int:
     """Play greedy episodes and print what they scored."""
-    add_agent(parser)
+    add_agent(parser, plays=True)
     parser.add_argument("--episodes", type=count, default=20, metavar="N", help="how many [20]")
     parser.add_argument("--seed", type=seed_number, default=0, metavar="N", help="of them [0]")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -359,7 +357,7 @@ def evaluate_command(parser: Parser, arguments: list[str]) -> int:
     return 0
 
 
-def read_observation(text: str) -> np.ndarray:
+def read_observation(text: str) -> Any:
     """Read an observation from JSON or from a .npy file."""
     if text.endswith(".npy"):
         try:
@@ -369,7 +367,8 @@ def read_observation(text: str) -> np.ndarray:
         except (ValueError, EOFError) as error:
             raise ValueError(f"{text} does not hold an array of numbers.") from error
     try:
-        return np.asarray(json.loads(text), dtype=np.float64)
+        given = json.loads(text)
+        return given if isinstance(given, dict) else np.asarray(given, dtype=np.float64)
     except (ValueError, TypeError) as error:
         raise ValueError(
             f"An observation is JSON such as [0.1, 0, 0, 0], or a .npy file, not {text!r}."
@@ -379,7 +378,7 @@ def read_observation(text: str) -> np.ndarray:
 @command("predict", 'rlbook predict runs/a --observation "[0.1, 0, 0, 0]"')
 def predict_command(parser: Parser, arguments: list[str]) -> int:
     """Print as JSON the action for an observation, or for each of a batch."""
-    parser.add_argument("agent", help="a run directory or a checkpoint")
+    add_agent(parser)
     example = "JSON such as [0.1, 0, 0, 0], or a .npy file"
     parser.add_argument("--observation", required=True, metavar="JSON|FILE", help=example)
     options = parser.parse(arguments)
@@ -388,7 +387,7 @@ def predict_command(parser: Parser, arguments: list[str]) -> int:
     from rlbook.agent import as_batch
 
     observation = read_observation(options.observation)
-    agent = rlbook.load(options.agent)
+    agent = load_agent(options)
     action, _ = agent.predict(observation)
     answer: dict[str, Any] = {"action": np.asarray(action).tolist()}
     q_values = getattr(agent, "q_values", None)
@@ -417,20 +416,37 @@ def play(agent: "Agent", env: gym.Env, seed: int, max_steps: int) -> tuple[list[
     return frames, total
 
 
+def cannot_be_watched(config: Config, why: str) -> ValueError:
+    """Say what is missing, and what an environment needs to be watched."""
+    return ValueError(
+        f"{config.env_id!r} cannot be watched, since {why}: an environment lists rgb_array in "
+        "metadata['render_modes'], takes the keyword render_mode, keeps it as self.render_mode and "
+        "returns a picture from `render`."
+    )
+
+
 def make_visible(config: Config) -> gym.Env:
     """Make an environment that draws itself, without a window."""
     os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame looks for a screen otherwise
     plain = make_env(config.env_id, config.env_kwargs)
     plain.close()
     if "rgb_array" not in plain.metadata.get("render_modes", []):
-        raise ValueError(f"{config.env_id!r} cannot draw itself: it has no render mode rgb_array.")
-    return make_env(config.env_id, config.env_kwargs, render_mode="rgb_array")
+        raise cannot_be_watched(config, "it has no render mode rgb_array")
+    try:
+        env = make_env(config.env_id, config.env_kwargs, render_mode="rgb_array")
+    except ValueError as error:
+        if isinstance(error.__cause__, TypeError):  # without the keyword it could be made
+            raise cannot_be_watched(config, "it takes no keyword render_mode") from error
+        raise
+    if env.render_mode != "rgb_array":
+        raise cannot_be_watched(config, "what makes it does not pass render_mode on")
+    return env
 
 
 @command("watch", "rlbook watch runs/a --out agent.gif")
 def watch_command(parser: Parser, arguments: list[str]) -> int:
     """Play greedy episodes and write them as an animated GIF."""
-    add_agent(parser)
+    add_agent(parser, plays=True)
     parser.add_argument("--out", default="agent.gif", metavar="FILE", help="[agent.gif]")
     parser.add_argument("--episodes", type=count, default=1, metavar="N", help="how many [1]")
     parser.add_argument("--max-steps", type=count, default=1000, metavar="N", help="of each [1000]")
@@ -466,12 +482,12 @@ def watch_command(parser: Parser, arguments: list[str]) -> int:
 @command("export", "rlbook export runs/a --out policy.onnx")
 def export_command(parser: Parser, arguments: list[str]) -> int:
     """Write the greedy policy as an ONNX file."""
-    parser.add_argument("agent", help="a run directory or a checkpoint")
+    add_agent(parser)
     parser.add_argument("--out", default="policy.onnx", metavar="FILE", help="[policy.onnx]")
     options = parser.parse(arguments)
     from rlbook.export import export_onnx
 
-    metadata = export_onnx(rlbook.load(options.agent), options.out)
+    metadata = export_onnx(load_agent(options), options.out)
     print(f"Wrote {options.out}: {metadata['algo']} on {metadata['env_id']}.")
     for kind in ("inputs", "outputs"):
         for name, what in json.loads(metadata[kind]).items():

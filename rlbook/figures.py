@@ -1,6 +1,7 @@
 """Made from book/figures.py: edit the chapter, then run `rlbook tangle`."""
 
 __all__ = [
+    "CHANGE_NO_RESULT",
     "COLORS",
     "PALETTE",
     "STYLE",
@@ -489,11 +490,16 @@ def read_run(path: str | Path, metric: str) -> Curve:
         raise ValueError(f"{path} is no run directory: its config.yaml is not that of a run.")
     values = metrics.get(metric, np.array([]))
     found = np.isfinite(values)
-    if not found.any() and metric.startswith("eval_return"):
-        raise ValueError(f"The run {path} has no evaluation yet: train it for longer.")
     if not found.any():
         known = [name for name in metrics if name != "global_step"]
-        hint = nearest(metric, known) or f" It has: {', '.join(known) or 'none yet'}."
+        listed = ", ".join(known) or "none yet"
+        if metric.startswith("eval_") and "eval_return_mean" not in known:
+            raise ValueError(
+                f"The run {path} has no evaluations, since 'eval_every' is "
+                f"{config.get('eval_every')} (0 for none): train with another, or plot another "
+                f"metric. It has: {listed}."
+            )
+        hint = nearest(metric, known) or f" It has: {listed}."
         raise ValueError(f"The run {path} has no metric {metric!r}.{hint}")
     return config, metrics["global_step"][found], values[found]
 
@@ -506,14 +512,17 @@ def find_runs(path: str | Path) -> list[Path]:
     return [run.parent for run in runs] or [path]
 
 
+CHANGE_NO_RESULT = ("run_dir", "log_every", "checkpoint_replay", "tensorboard", "keep_best")
+
+
 def group_runs(paths: Sequence[str | Path], metric: str) -> list[list[Curve]]:
     """Group the runs that differ only in their seed."""
     groups: dict[str, dict[Any, Curve]] = {}
     for path in paths:
         config, steps, values = read_run(path, metric)
         seed = config.pop("seed")
-        for name in ("run_dir", "log_every", "checkpoint_replay", "tensorboard"):
-            config.pop(name, None)  # these change no result
+        for name in CHANGE_NO_RESULT:
+            config.pop(name, None)
         group = groups.setdefault(json.dumps(config, sort_keys=True, default=str), {})
         if seed in group:  # the same numbers twice would draw a band that is too narrow
             raise ValueError(f"{path} repeats another run: same settings, same seed {seed}.")

@@ -27,7 +27,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from rlbook.agent import Metrics
+from rlbook.agent import Diverged, Metrics
 from rlbook.callbacks import Callbacks
 from rlbook.dqn import dqn_target
 from rlbook.drqn import (
@@ -344,7 +344,7 @@ class R2D2(DRQN):
         )
         priorities = sequence_priorities(td_error, trained.mask, config.eta).cpu().numpy()
         if not np.isfinite(priorities).all():
-            raise FloatingPointError(f"the TD errors of update {self.updates + 1} are not finite")
+            raise Diverged(f"the TD errors of update {self.updates + 1} are not finite")
         loss.backward()
         self.replay.update_priorities(batch.indices, priorities)
         self.last_sequence_priorities = priorities

@@ -61,6 +61,7 @@ from torch import Tensor
 import rlbook
 from rlbook.agent import (
     Agent,
+    Diverged,
     Metrics,
     Transition,
     algorithm_name,
@@ -73,6 +74,7 @@ from rlbook.checkpoint import CheckpointDirectory, CheckpointError
 from rlbook.envs import (
     EVALUATION_ENVS,
     Evaluation,
+    Mistake,
     close_vector_env,
     derive_seed,
     evaluate,
@@ -326,18 +328,18 @@ def check_action(agent: Agent, acted: Any, count: int) -> None:
     """Raise unless `act` returned `count` actions of the action space, and a state."""
     act = f"`act` of {type(agent).__name__} must return"
     if not isinstance(acted, tuple) or len(acted) != 2:
-        raise RunFailed(f"{act} a pair: actions, and the state (None without one).")
+        raise Mistake(f"{act} a pair: actions, and the state (None without one).")
     actions, space = np.asarray(acted[0]), agent.action_space
     if not isinstance(space, gym.spaces.Discrete | gym.spaces.Box):
         return  # of another kind, which only an algorithm of your own can have
     if actions.shape != (count, *(space.shape or ())):
-        raise RunFailed(f"{act} an array with one action for each of {count} observations.")
+        raise Mistake(f"{act} an array with one action for each of {count} observations.")
     if isinstance(space, gym.spaces.Box):
         sound = np.allclose(actions, np.clip(actions, space.low, space.high), 1e-4, 1e-4)
     else:
         sound = all(space.contains(action) for action in actions)
     if not sound:
-        raise RunFailed(f"{act} actions of {space}, not {actions.tolist()}.")
+        raise Mistake(f"{act} actions of {space}, not {actions.tolist()}.")
 
 
 @contextmanager
@@ -691,10 +693,10 @@ class Run:
             return  # no update was due
         if "loss" not in metrics:
             example = 'UpdateResult({"loss": loss.detach()})'
-            raise RunFailed(f"`update` of {agent.name} must return a loss, as in {example}.")
+            raise Mistake(f"`update` of {agent.name} must return a loss, as in {example}.")
         loss = float(metrics["loss"])
         if not math.isfinite(loss):
-            raise FloatingPointError(f"the loss of update {agent.updates} is {loss}")
+            raise Diverged(f"the loss of update {agent.updates} is {loss}")
         self.logger.add(metrics)
 
     def evaluate(self) -> None:
@@ -780,13 +782,16 @@ class Run:
             ended = "interrupted"
             where = f"Stopped at step {agent.global_step:,}."
             raise Interrupted(f"{where} {self.rescue()}", *self.caught) from None
-        except FloatingPointError as error:
+        except Diverged as error:
             where = f"The run stopped at step {agent.global_step:,} because {error}."
             raise RunFailed(f"{where} A lower learning rate may help. {self.rescue()}") from error
         except (RunFailed, CheckpointError) as error:
             raise RunFailed(f"{error} {self.rescue()}") from error
         except Exception as error:
-            error.add_note(f"The run stopped at step {agent.global_step:,}. {self.rescue()}")
+            where = f"The run stopped at step {agent.global_step:,}. {self.rescue()}"
+            if isinstance(error, Mistake):
+                raise Mistake(f"{error} {where}") from error
+            error.add_note(where)
             raise
         finally:
             self.close(ended)
@@ -802,7 +807,7 @@ class Run:
         """Save the last sound state if there is one, and say how to go on."""
         sound = self.whole_step == self.agent.global_step
         if sound:
-            with suppress(CheckpointError, FloatingPointError, RunFailed, OSError):
+            with suppress(CheckpointError, Diverged, RunFailed, OSError):
                 self.save()  # which may fail for the same reason
         if self.directory is None:
             held = "the agent is as it was after this step and can `learn` on" if sound else ""

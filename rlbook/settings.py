@@ -3,6 +3,7 @@
 __all__ = [
     "ELSEWHERE",
     "LIMITS",
+    "VALUES",
     "WORDS",
     "AnyConfig",
     "Config",
@@ -21,10 +22,12 @@ __all__ = [
     "make_config",
     "nearest_setting",
     "parse_yaml",
+    "read_config",
     "read_flag",
     "read_settings",
     "read_value",
     "shipped_configs",
+    "shipped_for",
     "types_in",
     "write_settings",
 ]
@@ -51,6 +54,7 @@ from pydantic import (
     create_model,
     field_validator,
 )
+from pydantic.fields import FieldInfo
 
 from rlbook.envs import name_env, nearest
 
@@ -169,11 +173,18 @@ def check_names(config_class: type[BaseModel], names: Iterable[Any]) -> None:
 
 
 # %% book/settings.py · The settings that all algorithms share
+VALUES = (bool, int, float, str, tuple, list, dict, types.NoneType, FieldInfo)  # of settings
+
+
 class Config(BaseModel):
     """The settings of a run, whatever the algorithm."""
 
     model_config = ConfigDict(
-        extra="forbid", strict=True, allow_inf_nan=False, validate_default=True
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        validate_default=True,
+        ignored_types=VALUES,  # if they have no type: `__init_subclass__` refuses them
     )
 
     env_id: str = Field(
@@ -239,6 +250,14 @@ class Config(BaseModel):
         except ValidationError as error:
             raise ValueError(explain(error, type(self), settings)) from None
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        known = {*cls.__annotations__, "model_config"}
+        for name, value in vars(cls).items():
+            if isinstance(value, VALUES) and name not in known and not name.startswith("_"):
+                how = f"as in `{name}: float = ...`"
+                raise TypeError(f"Setting {name!r} of {cls.__name__} needs a type, {how}.")
+
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         for name, field in cls.model_fields.items():
@@ -284,24 +303,33 @@ def is_file_name(config: str) -> bool:
     return config.endswith((".yaml", ".yml")) or "/" in config
 
 
+def shipped_for(algo: str | None) -> dict[str, Path]:
+    """The shipped configs of an algorithm, or of the nearest that it extends, by their names."""
+    shipped = shipped_configs().values()
+    owners = {path.parent.name for path in shipped}
+    if algo is not None and algo not in owners:  # one of your own
+        from rlbook.agent import family, find_algorithm  # here, since that module imports this one
+
+        algo = next((name for name in family(find_algorithm(algo)) if name in owners), None)
+    return {path.stem: path for path in shipped if path.parent.name == algo}
+
+
 def find_config(name: str, algo: str | None) -> Path:
     """Find a YAML file by its path, or a shipped one by its name."""
-    shipped = shipped_configs()
-    names = [key.split("/")[1] for key in shipped if key.startswith(f"{algo}/")]
+    if is_file_name(name) and Path(name).is_file():
+        return Path(name)
+    shipped = shipped_for(algo)
     if is_file_name(name):
-        path = Path(name)
-        if not path.is_file():
-            beside = [str(file) for file in path.parent.glob("*.y*ml")]
-            raise ValueError(f"There is no config file {name!r}.{nearest(name, beside + names)}")
-        return path
+        near = [str(file) for file in Path(name).parent.glob("*.y*ml")] + [*shipped]
+        raise ValueError(f"There is no config file {name!r}.{nearest(name, near)}")
     if algo is None:
         raise ValueError(
             f"Say which algorithm the shipped config {name!r} is for, or name a file: {name}.yaml."
         )
-    if name not in names:
-        hint = nearest(name, names) or f" There are: {', '.join(names) or 'none'}."
+    if name not in shipped:
+        hint = nearest(name, [*shipped]) or f" There are: {', '.join(shipped) or 'none'}."
         raise ValueError(f"{algo!r} has no shipped config {name!r}.{hint}")
-    return shipped[f"{algo}/{name}"]
+    return shipped[name]
 
 
 class UniqueKeysLoader(yaml.SafeLoader):
@@ -349,22 +377,26 @@ def bare_name(algo: object) -> str:
     return str(algo).rpartition(":")[2]
 
 
-def gather_settings(name: str, algo: str | None) -> tuple[str | None, dict[str, Any]]:
-    """Read a config, on top of the one that its key `config` names; return its algorithm too."""
+def read_config(name: str, algo: str | None) -> tuple[str | None, dict[str, Any]]:
+    """Read one config, for an algorithm if it is known; return the algorithm and the settings."""
     path = find_config(name, algo)
     settings = read_settings(path)
     found = settings.pop("algo", algo)
-    if algo is not None and bare_name(algo) != bare_name(found):
+    if algo is None:
+        return (None if found is None else str(found)), settings
+    if is_file_name(name) and bare_name(found) != bare_name(algo):  # a shipped one fits
         raise ValueError(f"{path} is for {found!r}, not for {algo!r}: name one algorithm.")
-    found = algo or (None if found is None else str(found))
+    return algo, settings
+
+
+def gather_settings(name: str, algo: str | None) -> tuple[str | None, dict[str, Any]]:
+    """Read a config, on top of the one that its key `config` names; return its algorithm too."""
+    algo, settings = read_config(name, algo)
     base = settings.pop("config", None)
     if base is None:
-        return found, settings
-    below = read_settings(find_config(str(base), found))
-    found_below = below.pop("algo", found)
-    if found is not None and bare_name(found) != bare_name(found_below):
-        raise ValueError(f"{path} is for {found!r}, but its config {base!r} for {found_below!r}.")
-    return found_below, {**below, **settings}
+        return algo, settings
+    algo, below = read_config(str(base), algo)
+    return algo, {**below, **settings}
 
 
 def write_settings(path: Path, algo: str, config: Config) -> None:

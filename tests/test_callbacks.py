@@ -183,16 +183,21 @@ def test_the_best_agent_is_kept_and_can_be_used(
     monkeypatch.chdir(tmp_path)
     result = train(DQN(**SMALL, keep_best=True, run_dir="runs/a"), progress=False)
     steps, returns = result.curve("eval_return_mean")
-    best = rlbook.load("runs/a/checkpoints/best.pt")
+    best = DQN.load("runs/a/checkpoints/best.pt")
     assert best.global_step == steps[returns.argmax()]
     assert len(best.replay) == 0 and len(newest(Path("runs/a"))["agent"]["replay"]) > 0
     assert main(["evaluate", "runs/a", "--best", "--episodes", "3", "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["returns"] == best.evaluate(3).returns.tolist()
+    obs = [[0.1 * i, 0.5, -0.1, 0.2] for i in range(4)]
+    assert main(["predict", "runs/a", "--best", "--observation", json.dumps(obs)]) == 0
+    assert json.loads(capsys.readouterr().out)["q_values"] == best.q_values(np.array(obs)).tolist()
     train(DQN(**SMALL, run_dir="runs/b"), progress=False)
-    assert main(["evaluate", "runs/b", "--best"]) == 2
     said = "runs/b keeps no best agent: train it with the setting 'keep_best'.\n"
-    assert capsys.readouterr().err == said
+    for command in ("evaluate", "predict --observation [1]", "watch", "export"):
+        name, *rest = command.split()
+        assert main([name, "runs/b", "--best", *rest]) == 2
+        assert capsys.readouterr().err == said
 
 
 def test_nowhere_to_keep_the_best_agent_is_an_error(tmp_path: Path) -> None:

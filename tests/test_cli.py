@@ -20,6 +20,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import yaml
+from gymnasium.envs.classic_control import CartPoleEnv
 from helpers import in_child, run_rlbook
 from PIL import Image, ImageSequence
 
@@ -154,6 +155,13 @@ def test_help_of_an_algorithm_lists_its_own_settings(capsys: pytest.CaptureFixtu
     text = " ".join(capsys.readouterr().out.split())
     assert "--final-epsilon X Probability of a random action at the end. [0.05]" in text
     assert "--hidden N [N ...] Units of each hidden layer. [[64, 64]]" in text
+
+
+def test_help_shows_no_default_that_is_not_used(capsys: pytest.CaptureFixture[str]) -> None:
+    for line, flag in (("resume --help", "total-steps N"), ("watch --help", "env-kwargs YAML")):
+        assert run(line) == 0
+        shown = capsys.readouterr().out
+        assert f"--{flag}" in shown and "[50000]" not in shown and "[{}]" not in shown
 
 
 def test_help_is_grouped_under_a_short_usage_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -476,10 +484,37 @@ def test_an_environment_that_cannot_draw_is_said_so(
 ) -> None:
     DQN("rlbook/OneStep-v0").save("one.pt")
     assert main(["watch", "one.pt"]) == 2
-    assert capsys.readouterr().err == (
-        "'rlbook/OneStep-v0' cannot draw itself: it has no render mode rgb_array.\n"
-    )
+    said = capsys.readouterr().err
+    assert said.startswith("'rlbook/OneStep-v0' cannot be watched, since it has no render mode ")
+    assert said.endswith("returns a picture from `render`.\n") and said.count("\n") == 1
     assert not Path("agent.gif").exists()
+
+
+def make_deaf(**kwargs: Any) -> gym.Env:
+    """CartPole that does not pass the keyword on."""
+    return CartPoleEnv()
+
+
+def make_mute() -> gym.Env:
+    """CartPole that does not take the keyword."""
+    return CartPoleEnv()
+
+
+@pytest.mark.parametrize(
+    ("maker", "why"),
+    [
+        (make_mute, "it takes no keyword render_mode"),
+        (make_deaf, "what makes it does not pass render_mode on"),
+    ],
+)
+def test_watching_an_environment_of_ones_own_says_what_it_must_take(
+    maker: Any, why: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    DQN(maker).save("own.pt")
+    assert main(["watch", "own.pt"]) == 2
+    said = capsys.readouterr().err
+    assert f"cannot be watched, since {why}: an environment lists rgb_array in" in said
+    assert said.count("\n") == 1
 
 
 def test_missing_pygame_names_the_extra(

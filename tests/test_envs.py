@@ -98,6 +98,10 @@ def test_a_function_that_a_module_does_not_have_is_said() -> None:
         "'make_enf'. Did you mean 'rlbook.envs:make_env'?"
     )
     assert "has no function" not in message("rlbook.envs:Grid-v0")  # an id, as its version shows
+    assert message("rlbook.envs:rlbook/TMaze-v1").endswith(
+        " Did you mean 'rlbook.envs:rlbook/TMaze-v0'?"
+    )
+    assert "Did you mean" not in message("rlbook.envs:xyzzy")  # the module alone is not near
 
 
 @pytest.mark.parametrize("env_id", ["", "no such thing", "xyzzy-v0", "xyzzy/Plugh-v0"])
@@ -111,10 +115,11 @@ def test_unknown_version_names_a_known_one() -> None:
     assert "Did you mean 'CartPole-v1'?" in message("CartPole-v77")
 
 
-def test_missing_module_is_named() -> None:
+def test_missing_module_is_named_and_what_to_do() -> None:
     assert message("no_such_module:Name-v0") == (
         "Environment 'no_such_module:Name-v0' needs the module 'no_such_module', "
-        "which is not installed or not on the path."
+        "which is not installed or not on the path: install it, or start from the folder that "
+        "holds it, or add that folder to PYTHONPATH."
     )
 
 

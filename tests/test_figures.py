@@ -459,7 +459,7 @@ def drawn(figure: Figure) -> dict[str, tuple[list[float], list[float]]]:
 def test_seeds_become_one_band_and_settings_stay_apart(tmp_path: Path) -> None:
     paths = [
         make_run(tmp_path / "a", 0, [1.0, 2.0], lr=0.1),
-        make_run(tmp_path / "b", 1, [3.0, 4.0], lr=0.1, log_every=7),
+        make_run(tmp_path / "b", 1, [3.0, 4.0], lr=0.1, log_every=7, keep_best=True),
         make_run(tmp_path / "c", 0, [9.0, 9.0], lr=0.2),
         make_run(tmp_path / "d", 0, [5.0, 5.0], algo="sac", env_id="CartPole-v1"),
     ]
@@ -505,7 +505,7 @@ def test_other_metrics_can_be_drawn(tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    good = make_run(tmp_path / "good", 0, [1.0])
+    good = make_run(tmp_path / "good", 0, [1.0], eval_every=0)
     out = tmp_path / "x.png"
 
     def says(*paths: Path) -> str:
@@ -516,9 +516,10 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     assert "config.yaml" in says(good, tmp_path)
     assert "repeats another run" in says(good, good)
     (good / "metrics.jsonl").write_text('{"global_step": 10, "loss": 0.1}\n')
-    assert "no evaluation yet" in says(good)
+    assert "has no evaluations, since 'eval_every' is 0 (0 for none): train with" in says(good)
+    assert says(good).endswith("or plot another metric. It has: loss.")
     (good / "metrics.jsonl").write_text("")
-    assert "no evaluation yet" in says(good)
+    assert says(good).endswith("or plot another metric. It has: none yet.")
     (good / "metrics.jsonl").unlink()
     assert "metrics.jsonl" in says(good)
     (good / "metrics.jsonl").write_text("")

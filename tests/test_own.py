@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 from gymnasium.wrappers import FlattenObservation, TimeLimit
 from helpers import CHILDREN, assert_same, assert_same_run, in_child, run_rlbook
+from pydantic import Field
 from torch import nn
 
 import rlbook
@@ -32,8 +34,8 @@ from rlbook.dqn import DQN, DQNConfig
 from rlbook.envs import close_vector_env, make_env, name_env
 from rlbook.progress import RunFailed
 from rlbook.run import Collector, Run, RunDirectory, resume, train
-from rlbook.settings import Config, read_settings
-from rlbook.sweep import sweep
+from rlbook.settings import Config, gather_settings, read_settings
+from rlbook.sweep import check_plan, grid, make_plan, sweep
 from rlbook.tune import tune
 
 SMALL: dict[str, Any] = {
@@ -168,7 +170,7 @@ def test_an_algorithm_of_ones_own_is_found_by_module_and_name(own: Path) -> None
     assert find_algorithm("own_things:Nameless").__name__ == "Nameless"
     with pytest.raises(ValueError, match=r"no algorithm 'own_things:duelling'.* Did you mean"):
         find_algorithm("own_things:duelling")
-    with pytest.raises(ValueError, match="needs the module 'own_thing', which is not installed"):
+    with pytest.raises(ValueError, match=r"needs the module 'own_thing', .* add that folder to"):
         find_algorithm("own_thing:dueling")
     with pytest.raises(ValueError, match="One of your own is named `module:name`"):
         find_algorithm("sarsaparilla")
@@ -239,6 +241,15 @@ def test_a_setting_without_a_default_is_refused_where_it_is_written() -> None:
             beta: float
 
 
+@pytest.mark.parametrize("name", ["beta", "lr"])
+@pytest.mark.parametrize("value", [1e-3, None, (8, 8), Field(default=3)])
+def test_a_setting_without_a_type_is_one_sentence(name: str, value: Any) -> None:
+    with pytest.raises(TypeError) as error:
+        type("Bare", (DQNConfig,), {name: value, "__module__": __name__})
+    said = f"Setting {name!r} of Bare needs a type, as in `{name}: float = ...`."
+    assert str(error.value) == said
+
+
 # Loading without the simulator
 
 
@@ -265,7 +276,8 @@ def test_a_loaded_agent_predicts_without_the_simulator(own: Path, normalize: boo
     assert alone.returncode == 0, alone.stderr
     sentence = (
         "Environment 'own_things:make_corridor' needs the module 'own_things', which is not "
-        "installed or not on the path."
+        "installed or not on the path: install it, or start from the folder that holds it, or add "
+        "that folder to PYTHONPATH."
     )
     assert alone.stdout.splitlines() == [str(expected), sentence, sentence]
     said = shell("predict", "agent.pt", "--observation", "[0.5, 1, 0]", folder=own)
@@ -461,6 +473,22 @@ def test_flattened_dictionaries_are_learned_from(own: Path) -> None:
     assert agent.observation_space.shape == (3,) and agent.updates > 0
 
 
+def test_a_dictionary_to_predict_from_names_how_to_flatten_it(
+    own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agent, env = DQN("own_things:make_corridor", **SMALL), make_env("own_things:make_corridor")
+    observation: Any = {"place": np.array([0.5], np.float32), "bump": 0}
+    with pytest.raises(ValueError, match=r"not a dictionary: make one with gymnasium\.spaces\."):
+        agent.predict(observation)
+    agent.predict(gym.spaces.utils.flatten(env.unwrapped.observation_space, observation))
+    agent.save("agent.pt")
+    words = ["predict", "agent.pt", "--observation", '{"place": [0.5], "bump": 0}']
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "flatten(env.unwrapped.observation_space, observation)" in said
+    assert said.count("\n") == 1
+
+
 class Wrong(CartPoleEnv):
     """CartPole whose step returns something of the wrong shape."""
 
@@ -495,6 +523,23 @@ class Wrong(CartPoleEnv):
 def test_a_wrong_shape_gets_a_sentence(what: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DQN(Wrong, env_kwargs={"what": what}, **SMALL).learn(20, progress=False)
+
+
+@pytest.mark.parametrize("vectorize", ["sync", "async"])
+def test_a_wrong_value_amid_a_run_is_a_sentence_with_the_last_sound_state(
+    vectorize: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    words = ["--env-id", f"{__name__}:Wrong", "--env-kwargs", "{what: text}", *TINY]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Gymnasium's, of what a process raised
+        assert main(["train", "dqn", *words, "--vectorize", vectorize, "--run-dir", str(run)]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said == (
+        "The environment returned the reward 'one', which is not one number. The run stopped at "
+        f"step 2. Go on from {run}/checkpoints/step_000000000002.pt with `rlbook resume {run}`."
+    )
+    assert rlbook.load(run).global_step == 2
 
 
 def test_main_is_a_sentence_away(capsys: pytest.CaptureFixture[str]) -> None:
@@ -717,6 +762,10 @@ def test_it_takes_the_configs_of_the_algorithm_that_it_extends(own: Path) -> Non
     assert rlbook.load(own / "a").config.train_frequency == stored["train_frequency"]  # type: ignore[attr-defined]
     said = shell(*words, "cartpol", folder=own)
     assert said.returncode == 2 and "Did you mean 'cartpole'?" in said.stderr
+    (own / "mine.yaml").write_text("algo: named_things:below\nconfig: cartpole\nseed: 7\n")
+    algo, settings = gather_settings("mine.yaml", None)
+    assert algo == "named_things:below" and settings["num_envs"] == stored["num_envs"]
+    assert agent_class.from_config("mine.yaml").config.model_dump() == {**stored, "seed": 7}
     (own / "mine.yaml").write_text("algo: dqn")
     with pytest.raises(ValueError, match=r"mine.yaml is for 'dqn', not for 'named_things:below'"):
         find_algorithm("named_things:below").from_config("mine.yaml")
@@ -739,6 +788,14 @@ def test_python_sweeps_and_tunes_classes_and_functions(own: Path) -> None:
     tune(own_things.DuelingDQN, settings, space=space, trials=1, directory="t", **HUSHED)
     best = read_settings(Path("t/best.yaml"))
     assert (best["algo"], best["env_id"]) == ("own_things:dueling", "own_things:make_corridor")
+
+
+def test_a_sweep_varies_algorithms_of_ones_own(own: Path) -> None:
+    variants = grid(["algo=own_things:dueling,own_things:tensors"])
+    plan = make_plan("own_things:dueling", SHORT, variants, [0], Path("s"))
+    check_plan(plan)
+    assert [item.algo for item in plan] == ["own_things:dueling", "own_things:tensors"]
+    assert len({item.run_dir for item in plan}) == 2
 
 
 @pytest.mark.parametrize("search", [sweep, tune])
@@ -806,6 +863,14 @@ def test_a_wrong_environment_is_a_sentence_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("maker", [Old, make_old])
+def test_a_reset_without_seed_is_a_sentence_without_a_run_directory_too(maker: Any) -> None:
+    agent = DQN(maker, env_kwargs={"what": "seed"}, **SMALL)
+    for use in (lambda: agent.learn(10, progress=False), agent.evaluate):
+        with pytest.raises(ValueError, match=r"`reset` takes no seed: write `def reset\(self, \*"):
+            use()
+
+
 class OneEntry(CartPoleEnv):
     """CartPole whose reward is an array of one entry."""
 
@@ -840,7 +905,7 @@ class Acting(DQN):
 def test_a_wrong_action_is_a_sentence_at_the_first_step(answer: Any, message: str) -> None:
     agent = Acting(**SMALL)
     agent.answer = answer
-    with pytest.raises(RunFailed, match=f"`act` of Acting .*{message}"):
+    with pytest.raises(ValueError, match=f"`act` of Acting .*{message}.* can `learn` on"):
         agent.learn(10, progress=False)
 
 
@@ -857,6 +922,24 @@ def test_an_algorithm_without_settings_or_batches_is_a_sentence() -> None:
         Bare.config_class = config_class
         with pytest.raises(ValueError, match="Bare needs a method `batches`, which yields"):
             Bare()
+
+
+def test_an_incomplete_algorithm_is_the_same_sentence_in_the_shell(
+    own: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (own / "bare_things.py").write_text(
+        "from rlbook.agent import Agent\n\n"
+        "class Empty(Agent):\n    name = 'empty'\n\n"
+        "class Bare(Agent):\n    name = 'bare'\n"
+        "    build = act = observe = update = lambda self, *given: None\n"
+    )
+    for name, said in (
+        ("empty", "Empty does not define act, build, observe, update, as each algorithm must."),
+        ("bare", "Bare needs a `config_class`: a subclass of rlbook.settings.Config."),
+    ):
+        for words in (["train"], ["sweep", "--seeds", "1"]):
+            assert main([words[0], f"bare_things:{name}", *words[1:]]) == 2
+            assert capsys.readouterr().err == f"{said}\n"
 
 
 def test_callbacks_of_the_wrong_kind_are_a_sentence() -> None:

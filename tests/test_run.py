@@ -727,7 +727,7 @@ def test_a_loss_that_is_no_number_amid_several_updates_stops_at_their_step() -> 
 def test_an_update_that_returns_no_loss_is_told_what_to_return(returned: Any) -> None:
     agent = DQN(**TINY)
     agent.update = lambda batch: returned  # type: ignore[method-assign]
-    with pytest.raises(RunFailed, match=r"`update` of dqn must return a loss, as in UpdateResult"):
+    with pytest.raises(ValueError, match=r"`update` of dqn must return a loss, as in UpdateResult"):
         train(agent, progress=False)
 
 
@@ -745,6 +745,16 @@ def test_weights_that_are_not_finite_never_reach_a_checkpoint(tmp_path: Path) ->
     with pytest.raises(RunFailed, match=r"stopped at step 150 because .* is not finite any more"):
         train(agent, progress=False)
     assert newest(tmp_path / "a")["agent"]["global_step"] == 100
+
+
+def test_a_floating_point_error_of_a_callback_is_not_taken_for_a_bad_loss() -> None:
+    class Failing(Callback):
+        def after_step(self, run: Any) -> None:
+            raise FloatingPointError("underflow in my callback")
+
+    with pytest.raises(FloatingPointError, match="underflow in my callback") as failure:
+        train(DQN(**TINY), progress=False, callbacks=[Failing()])
+    assert "The run stopped at step 1. " in failure.value.__notes__[0]
 
 
 def test_a_loss_that_is_not_finite_without_a_checkpoint_says_so(tmp_path: Path) -> None:

@@ -1,6 +1,10 @@
 """The site, as files: nothing from another host, and links both ways between book and library."""
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
@@ -20,6 +24,20 @@ BOOK = [c for c in rlbook.ALGORITHMS.values() if c.__module__.startswith("rlbook
 def page(site: Path, name: str) -> str:
     """Read a page of the site."""
     return (site / f"{name}.html").read_text(encoding="utf-8")
+
+
+# Where it is built from
+
+
+def test_the_site_is_built_from_the_folder_that_the_makefile_names(tmp_path: Path) -> None:
+    """Sphinx reads conf.py in its folder, and `make book` names the notebooks from the root."""
+    (tmp_path / "book").mkdir()
+    shutil.copy(ROOT / "book" / "glossary.ipynb", tmp_path / "book")
+    env = {**os.environ, "RLBOOK_SOURCE": os.path.relpath(tmp_path, ROOT)}
+    subprocess.run([sys.executable, "conf.py"], cwd=ROOT / "book", env=env, check=True)
+    toc = yaml.safe_load((tmp_path / "reference" / "toc.yml").read_text(encoding="utf-8"))
+    found = [chapter["file"] for part in toc["parts"] for chapter in part["chapters"]]
+    assert [file for file in found if file.startswith("book/")] == ["book/glossary"]
 
 
 # Pages
