@@ -72,15 +72,16 @@ def test_the_same_curves_differ_by_nothing_and_sides_can_be_exchanged() -> None:
     assert np.allclose(one[1:], [-other[2], -other[1]], atol=0.05)
 
 
-def test_the_figure_has_both_bands_and_the_difference() -> None:
+def test_the_figure_has_all_bands_and_the_difference() -> None:
     run = {"steps": [10, 20], "returns": [[0.0, 10.0], [10.0, 20.0]]}
     runs = {"rlbook": run, "Stable-Baselines3": {**run, "returns": [[0.0, 0.0], [0.0, 10.0]]}}
     ax = Figure().subplots()
     result = {"algo": "dqn", "env_id": "X-v0", "difference": [7.5, -1.0, 15.0], "runs": runs}
     figures.plot_parity(ax, {**result, "runs": {**runs, "rlbook, Double": run}})
     labels = [str(line.get_label()) for line in ax.lines]
-    assert labels == ["rlbook (2 seeds)", "Stable-Baselines3 (2 seeds)"]
-    assert ax.lines[0].get_color() == figures.COLORS["dqn"] and len(ax.collections) == 2
+    assert labels == [f"{name} (2 seeds)" for name in (*runs, "rlbook, Double")]
+    assert ax.lines[0].get_color() == figures.COLORS["dqn"] and len(ax.collections) == 3
+    assert len({line.get_color() for line in ax.lines}) == 3
     assert "X-v0" in ax.get_title() and "+7.5, 95 % interval −1.0 to +15.0" in ax.get_title()
 
 
@@ -237,7 +238,7 @@ def both(parity: ModuleType, name: str) -> tuple[Any, Any, Any]:
 
 
 def test_no_comparison_is_left_out(parity: ModuleType) -> None:
-    assert NAMES == list(parity.TASKS)
+    assert list(parity.TASKS) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
