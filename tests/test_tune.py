@@ -165,21 +165,30 @@ def test_a_trial_that_ends_while_others_look_for_dead_ones_is_not_taken_for_one(
 ) -> None:
     space = read_space({"lr": [1e-3, 1e-2]}, DQNConfig)
     one, other = (Study("dqn", SHORT, space, [0], tmp_path, 2) for _ in range(2))
-    attempt = one.ask()
-    assert attempt is not None
-    ending = threading.Thread(target=one.tell, args=(attempt, "COMPLETE", 1.0))
+    asked, now = threading.Event(), threading.Event()
+
+    def work() -> None:  # in a thread of its own, as locks are
+        attempt = one.ask()
+        assert attempt is not None
+        asked.set()
+        now.wait(60)
+        one.tell(attempt, "COMPLETE", 1.0)
+
+    process = threading.Thread(target=work)
+    process.start()
+    asked.wait(60)
     listed = other.study.get_trials
 
     def slow(*args: Any, **keywords: Any) -> Any:
         found = listed(*args, **keywords)
-        if not ending.ident:  # the first list, of running trials: now the other process ends one
-            ending.start()
-            ending.join(0.3)
+        if not now.is_set():  # the first list, of running trials: now the other process ends one
+            now.set()
+            process.join(0.5)
         return found
 
     monkeypatch.setattr(other.study, "get_trials", slow)
     following = other.ask()
-    ending.join()
+    process.join()
     assert following is not None and following.folder == "trial_0001"
     assert [trial.state.name for trial in listed()] == ["COMPLETE", "RUNNING"]
     following.lock.release()
