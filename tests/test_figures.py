@@ -288,9 +288,9 @@ def test_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> No
 def test_a_comparison_is_shown_with_what_is_not_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = {"algo": "dqn", "steps": [10, 20], "returns": [[0.0, 10.0], [10.0, 20.0]]}
+    run: dict[str, Any] = {"algo": "dqn", "steps": [10, 20], "returns": [[0.0, 10.0], [10.0, 20.0]]}
     run |= {"final": [10.0, 20.0], "iqm": [15.0, 10.0, 20.0]}
-    facts = {"command": "made up", "created": "today", "versions": {"rlbook": "0"}}
+    facts: dict[str, Any] = {"command": "made up", "created": "today", "versions": {"rlbook": "0"}}
     facts |= {"algo": "dqn", "env_id": "X-v0", "seeds": [0, 1], "difference": [0.0, -1.0, 1.0]}
     result = {**facts, "deviations": ["One.", "Two."], "runs": {"rlbook": run, "peer": run}}
     (tmp_path / "r.json").write_text(json.dumps(result))
