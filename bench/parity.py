@@ -31,21 +31,21 @@ from rlbook.envs import derive_seed, evaluate, make_env
 from rlbook.figures import area_difference
 from rlbook.run import crosses, train, versions
 from rlbook.settings import make_config
-from rlbook.sweep import iqm_interval, plain, short, write_result
+from rlbook.sweep import iqm_interval, plain, replace_file, short, write_result
 
 OURS, PEERS = "rlbook", {"stable_baselines3": "Stable-Baselines3", "sb3_contrib": "sb3-contrib"}
 
 
 @dataclass(frozen=True)
 class Task:
-    """One comparison: what both are trained on, and the settings in the words of each side."""
+    """One comparison: what both are trained on, our settings, and where theirs differ."""
 
     algo: str  # ours
     peer: str  # module and class of theirs
     env_id: str
     total_steps: int
     ours: dict[str, Any]
-    theirs: dict[str, Any]
+    theirs: dict[str, Any] = field(default_factory=dict)  # what is not ours in their words
     num_envs: int = 1
     eval_every: int = 2_000
     eval_episodes: int = 10
@@ -83,18 +83,23 @@ class Task:
         module, name = self.peer.split(":")
         return getattr(importlib.import_module(module), name)
 
+    def their_arguments(self) -> dict[str, Any]:
+        """Return the settings that we give to their class."""
+        settings = {"policy": "MlpPolicy", **in_their_words(self.ours), **self.theirs}
+        return copy.deepcopy(settings)  # their classes add to the dictionaries in it
+
     def their_model(self, seed: int, **env_kwargs: Any) -> Any:
         """Make the agent of the other library."""
         envs = make_vec_env(self.env_id, self.num_envs, seed=seed, env_kwargs=env_kwargs)
-        settings = copy.deepcopy(self.theirs)  # their classes add to the dictionaries in it
-        return self.their_class()(env=envs, **settings, seed=seed, device="cpu")
+        return self.their_class()(env=envs, **self.their_arguments(), seed=seed, device="cpu")
 
     def their_settings(self) -> dict[str, Any]:
         """Return all arguments of their class, those that we leave at their defaults, too."""
         parameters = inspect.signature(self.their_class()).parameters
         left_out = ("env", "seed", "device", "_init_setup_model")
         defaults = {name: p.default for name, p in parameters.items() if name not in left_out}
-        return {name: readable(value) for name, value in (defaults | self.theirs).items()}
+        settings = defaults | self.their_arguments()
+        return {name: readable(value) for name, value in settings.items()}
 
 
 def readable(value: Any) -> Any:
@@ -113,11 +118,44 @@ def falls_to_zero(start: float) -> LinearSchedule:
     return LinearSchedule(start, 0.0, 1.0)
 
 
+WORDS = {  # ours -> theirs
+    "lr": "learning_rate",
+    "num_steps": "n_steps",
+    "minibatch_size": "batch_size",
+    "epochs": "n_epochs",
+    "entropy_coefficient": "ent_coef",
+    "value_coefficient": "vf_coef",
+    "normalize_advantages": "normalize_advantage",
+    "value_epochs": "n_critic_updates",
+    "damping": "cg_damping",
+    "cg_iterations": "cg_max_steps",
+    "line_search_steps": "line_search_max_iter",
+    "line_search_shrink": "line_search_shrinking_factor",
+    "train_frequency": "train_freq",
+    "final_epsilon": "exploration_final_eps",
+}
+SAME = ("gamma", "gae_lambda", "max_grad_norm", "clip_range", "target_kl", "batch_size", "tau")
+SAME += ("buffer_size", "learning_starts", "gradient_steps", "target_update_interval")
+WORDS |= {name: name for name in (*SAME, "target_entropy")}
+
+
+def in_their_words(ours: dict[str, Any]) -> dict[str, Any]:
+    """Translate our settings, as far as they have a word for them."""
+    found = {WORDS[name]: value for name, value in ours.items() if name in WORDS}
+    for name in ("lr", "clip_range"):
+        if ours.get(f"{name}_decay_from") == 0.0:
+            found[WORDS[name]] = falls_to_zero(ours[name])
+    units = list(ours["hidden"])
+    two = {"net_arch": {"pi": units, "vf": units}, "activation_fn": nn.Tanh}
+    found["policy_kwargs"] = two if "gae_lambda" in ours else {"net_arch": units}
+    return found
+
+
 BESSEL = (
     "Advantages are divided by the standard deviation with n in its denominator here and n - 1 "
     "there."
 )
-TANH64 = {"net_arch": {"pi": [64, 64], "vf": [64, 64]}, "activation_fn": nn.Tanh}
+UPDATED = "At an evaluation ours has made the update of that step, theirs makes it next."
 
 TASKS: dict[str, Task] = {
     "ppo": Task(
@@ -140,20 +178,6 @@ TASKS: dict[str, Task] = {
             "value_coefficient": 0.5,
             "max_grad_norm": 0.5,
             "hidden": (64, 64),
-        },
-        theirs={
-            "policy": "MlpPolicy",
-            "n_steps": 32,
-            "batch_size": 256,
-            "n_epochs": 20,
-            "gamma": 0.98,
-            "gae_lambda": 0.8,
-            "learning_rate": falls_to_zero(1e-3),
-            "clip_range": falls_to_zero(0.2),
-            "ent_coef": 0.0,
-            "vf_coef": 0.5,
-            "max_grad_norm": 0.5,
-            "policy_kwargs": TANH64,
         },
         deviations=(BESSEL,),
     ),
@@ -178,20 +202,6 @@ TASKS: dict[str, Task] = {
             "max_grad_norm": 0.5,
             "hidden": (64, 64),
         },
-        theirs={
-            "policy": "MlpPolicy",
-            "n_steps": 256,
-            "batch_size": 64,
-            "n_epochs": 10,
-            "gamma": 0.99,
-            "gae_lambda": 0.95,
-            "learning_rate": 3e-4,
-            "clip_range": 0.2,
-            "ent_coef": 0.0,
-            "vf_coef": 0.5,
-            "max_grad_norm": 0.5,
-            "policy_kwargs": TANH64,
-        },
         deviations=(BESSEL,),
     ),
     "a2c": Task(
@@ -211,20 +221,8 @@ TASKS: dict[str, Task] = {
             "max_grad_norm": 0.5,
             "hidden": (64, 64),
         },
-        theirs={
-            "policy": "MlpPolicy",
-            "n_steps": 5,
-            "gamma": 0.99,
-            "gae_lambda": 1.0,
-            "learning_rate": 7e-4,
-            "use_rms_prop": False,
-            "normalize_advantage": False,
-            "ent_coef": 0.0,
-            "vf_coef": 0.5,
-            "max_grad_norm": 0.5,
-            "policy_kwargs": TANH64,
-        },
-        deviations=("Theirs has RMSprop by default; here it has Adam, as ours.",),
+        theirs={"use_rms_prop": False},
+        deviations=("Theirs has RMSprop by default; here it has Adam, as ours.", UPDATED),
     ),
     "trpo": Task(
         algo="trpo",
@@ -246,21 +244,6 @@ TASKS: dict[str, Task] = {
             "line_search_steps": 10,
             "line_search_shrink": 0.8,
             "hidden": (64, 64),
-        },
-        theirs={
-            "policy": "MlpPolicy",
-            "n_steps": 512,
-            "batch_size": 512,
-            "n_critic_updates": 20,
-            "gamma": 0.99,
-            "gae_lambda": 0.98,
-            "learning_rate": 1e-3,
-            "target_kl": 0.01,
-            "cg_damping": 1e-3,
-            "cg_max_steps": 15,
-            "line_search_max_iter": 10,
-            "line_search_shrinking_factor": 0.8,
-            "policy_kwargs": TANH64,
         },
         deviations=(
             BESSEL,
@@ -296,16 +279,6 @@ TASKS: dict[str, Task] = {
         },
         theirs={
             "policy": "MlpLstmPolicy",
-            "n_steps": 32,
-            "batch_size": 256,
-            "n_epochs": 20,
-            "gamma": 0.98,
-            "gae_lambda": 0.8,
-            "learning_rate": falls_to_zero(1e-3),
-            "clip_range": falls_to_zero(0.2),
-            "ent_coef": 0.0,
-            "vf_coef": 0.5,
-            "max_grad_norm": 0.5,
             "policy_kwargs": {
                 "lstm_hidden_size": 64,
                 "net_arch": {"pi": [64], "vf": [64]},
@@ -339,22 +312,7 @@ TASKS: dict[str, Task] = {
             "epsilon_decay_steps": 4_800,
             "final_epsilon": 0.04,
         },
-        theirs={
-            "policy": "MlpPolicy",
-            "batch_size": 64,
-            "learning_rate": 2.3e-3,
-            "gamma": 0.99,
-            "buffer_size": 100_000,
-            "learning_starts": 1_000,
-            "train_freq": 256,
-            "gradient_steps": 128,
-            "target_update_interval": 10,
-            "tau": 1.0,
-            "max_grad_norm": 10.0,
-            "exploration_fraction": 0.16,
-            "exploration_final_eps": 0.04,
-            "policy_kwargs": {"net_arch": [256, 256]},
-        },
+        theirs={"target_update_interval": 10, "exploration_fraction": 0.16},
         deviations=(
             "Theirs copies the target network every 10 environment steps, ours every 128 updates: "
             "both right before each round of 128 updates, with the same weights.",
@@ -386,20 +344,8 @@ TASKS: dict[str, Task] = {
             "final_epsilon": 0.1,
         },
         theirs={
-            "policy": "MlpPolicy",
-            "batch_size": 128,
-            "learning_rate": 6.3e-4,
-            "gamma": 0.99,
-            "buffer_size": 50_000,
-            "learning_starts": 0,
-            "train_freq": 4,
             "gradient_steps": -1,  # as many as steps were taken: 4
-            "target_update_interval": 250,
-            "tau": 1.0,
-            "max_grad_norm": 10.0,
             "exploration_fraction": 0.2,  # 12,000 steps
-            "exploration_final_eps": 0.1,
-            "policy_kwargs": {"net_arch": [256, 256]},
         },
         deviations=(
             "Ours makes its first update when 128 transitions are stored, theirs after 4 steps.",
@@ -425,23 +371,12 @@ TASKS: dict[str, Task] = {
             "initial_alpha": 1.0,
             "target_entropy": -1.0,
         },
-        theirs={
-            "policy": "MlpPolicy",
-            "batch_size": 128,
-            "learning_rate": 1e-3,
-            "gamma": 0.99,
-            "tau": 0.005,
-            "buffer_size": 100_000,
-            "learning_starts": 100,
-            "train_freq": 1,
-            "gradient_steps": 1,
-            "ent_coef": "auto",
-            "target_entropy": -1.0,
-            "policy_kwargs": {"net_arch": [64, 64]},
-        },
+        theirs={"ent_coef": "auto"},
         deviations=(
             "Theirs halves the critics' loss, which Adam undoes.",
             "Theirs adds 1e-6 inside the logarithm of the tanh correction; ours is exact.",
+            "Ours makes its first update when 128 transitions are stored, theirs after 100 steps.",
+            UPDATED,
         ),
     ),
 }
@@ -520,7 +455,7 @@ def stored_run(path: Path, settings: dict[str, Any], work: Callable[[], Curve]) 
     began = time.process_time()
     found = {"settings": settings, **work(), "seconds": short(time.process_time() - began)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found))
+    replace_file(path, json.dumps(found))
     print(f"{path.stem}: {found['returns']} in {found['seconds']:.0f} s", flush=True)
     return found
 

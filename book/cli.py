@@ -942,6 +942,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()  # here, so that a closed pipe raises inside this block
             return code
         except SystemExit as leaving:  # argparse has printed its help
+            if isinstance(leaving.code, str):  # out of a user's module
+                complain(leaving.code)
+                return 1
             return int(leaving.code or 0)
         except ValueError as error:
             if hasattr(error, "__notes__"):  # out of an environment: the traceback leads there

@@ -73,8 +73,8 @@ from rlbook.figures import (
     load_result,
     made_by,
     plot_heatmap,
-    plot_parity,
     plot_result,
+    show_parity,
     use_style,
 )
 
@@ -918,15 +918,10 @@ print(made_by(ablations))
 # both the same weights and the same batches: their parameters after the updates agree to rounding.
 
 # %% tags=["hide-input"]
-parity = load_result("results/parity_dqn.json")
-plot_parity(plt.figure(figsize=(8, 3.2)).subplots(), parity)
-plt.show()
-print(made_by(parity))
-print("not the same:", *parity["deviations"])
+show_parity("results/parity_dqn.json")
 
 # %% [markdown]
-# The title has the difference between the mean heights of the two curves, with its 95 % bootstrap
-# interval, as [Figures](figures.ipynb) explains it. The interval holds 0: ten seeds show no
+# The interval in the title, which [Figures](figures.ipynb) explains, holds 0: ten seeds show no
 # difference. At these settings both learn late, and at the end four of our seeds and six of theirs
 # are below 475. The shipped settings, in the first figure, are steadier.
 #

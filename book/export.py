@@ -50,6 +50,7 @@ from torch import Tensor, nn
 
 import rlbook
 from rlbook.agent import Agent
+from rlbook.settings import write_whole
 
 # %% tags=["hide-input"]
 import tempfile
@@ -348,19 +349,19 @@ def export_onnx(agent: Agent, path: str | os.PathLike[str]) -> dict[str, str]:
         "rlbook": rlbook.__version__,
     }
     program.model.metadata_props.update(metadata)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        program.save(temporary, external_data=False)
-        if not same_actions(agent, temporary):
+
+    def save(file: Path) -> None:
+        program.save(file, external_data=False)
+        if not same_actions(agent, file):
             raise ValueError(
                 f"{agent.name} cannot be exported: the exported policy acts differently. Its `act` "
                 "without exploring must not draw random numbers, or branch on values."
             )
-        os.replace(temporary, path)
+
+    try:
+        write_whole(path, save)
     except OSError as error:
         raise ValueError(f"Could not write {path}: {error.strerror or error}.") from error
-    finally:
-        temporary.unlink(missing_ok=True)
     return metadata
 
 

@@ -34,7 +34,6 @@
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -50,9 +49,11 @@ from matplotlib.ticker import EngFormatter
 from PIL import Image
 
 from rlbook.envs import mean_interval, nearest
-from rlbook.settings import read_settings
+from rlbook.settings import read_settings, write_whole
 
 # %% tags=["hide-input"]
+import os
+
 os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame needs no screen then
 
 import base64
@@ -482,24 +483,19 @@ filmstrip([episode[i] for i in numbers], titles=[f"step {i}" for i in numbers])
 # %% [markdown]
 # ## Animations
 #
-# A figure or an animation may be opened by somebody while it is being written. So we write to a
-# temporary file and then rename it, as [Checkpoints](checkpoint.ipynb) does.
+# A figure or an animation may be opened by somebody while it is being written. So we write it
+# whole, under another name first, with `write_whole` of [Settings](settings.ipynb).
 
 # %%
 #| export
-def write_whole(path: str | Path, save: Callable[[Path], object]) -> None:
-    """Let `save` write beside `path`, then rename, so that `path` is never half a file."""
+def write_image(path: str | Path, save: Callable[[Path], object]) -> None:
+    """Let `save` write an image in one step, or say why that cannot be."""
     path = Path(path)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save(temporary)
-        os.replace(temporary, path)
+        write_whole(path, save)
     except OSError as error:
         raise ValueError(f"Cannot write {path}: {error.strerror or error}.") from error
-    finally:
-        if temporary.is_file():
-            temporary.unlink()
 
 # %% [markdown]
 # GIFs play everywhere: in a README, in a mail and in a browser. They have three traps. A frame has
@@ -541,7 +537,7 @@ def save_gif(frames: Frames, path: str | Path, fps: float = 30) -> None:
     def save(file: Path) -> None:
         first.save(file, format="GIF", save_all=True, append_images=rest, duration=delays, loop=0)
 
-    write_whole(path, save)
+    write_image(path, save)
 
 # %% [markdown]
 # CartPole moves in steps of a fiftieth of a second. Here is the episode at half that speed.
@@ -843,16 +839,11 @@ plt.show()
 
 # %%
 #| export
-def plot_pair(ax: Axes, runs: dict[str, Any], color: str) -> None:
-    """Draw a run in a colour, and another beside it."""
-    for (name, run), own in zip(runs.items(), (color, COLORS["reference"]), strict=True):
-        plot_band(ax, np.array(run["steps"]), np.array(run["returns"]), name, own)
-
-
 def plot_against(ax: Axes, result: dict[str, Any], whole: str, part: str) -> None:
     """Draw a variant beside the whole, which has the colour of its algorithm."""
-    pair = {name: result["runs"][name] for name in (whole, part)}
-    plot_pair(ax, pair, part_colors(result, 1)[0])
+    for name, color in zip((whole, part), part_colors(result, 2), strict=True):
+        run = result["runs"][name]
+        plot_band(ax, np.array(run["steps"]), np.array(run["returns"]), name, color)
     label_curves(ax, ylabel="return")
     ax.set_title(part, fontsize=9)
 
@@ -917,6 +908,9 @@ plt.show()
 # compute $D$ again, and repeat this ten thousand times. The middle 95 % of these numbers are the
 # interval. If it contains 0, the seeds show no difference.
 #
+# `plot_parity` draws the curves and writes $D$ and its interval into the title: above 0 ours is
+# better. `show_parity` does this for a stored file, as the chapters do.
+#
 # By hand, two seeds a side, each evaluated twice. Ours: (0, 10) and (10, 20), so $A = 5$ and $15$.
 # Theirs: (0, 0) and (0, 10), so $A = 0$ and $5$. Then $D = 10 - 2.5 = 7.5$. A quarter of the
 # samples of ours have the mean 5, and a quarter of theirs the mean 5, so $D = 0$ in one sample of
@@ -944,12 +938,26 @@ def area_difference(
 
 def plot_parity(ax: Axes, result: dict[str, Any]) -> None:
     """Draw our curves and those of another library, with the difference between them above."""
-    pair = dict(list(result["runs"].items())[:2])
-    plot_pair(ax, pair, COLORS.get(result["algo"], PALETTE[0]))
+    own = COLORS.get(result["algo"], PALETTE[0])
+    used = own, COLORS["reference"]  # ours and theirs; then variants of ours
+    colors = [*used, *(color for color in PALETTE if color not in used)]
+    for (name, run), color in zip(result["runs"].items(), colors, strict=False):
+        plot_band(ax, np.array(run["steps"]), np.array(run["returns"]), name, color)
     difference, low, high = (f"{x:+.1f}".replace("-", "−") for x in result["difference"])
     facts = f"difference of the mean heights {difference}, 95 % interval {low} to {high}"
     label_curves(ax, title=f"{result['env_id']}: {facts}")
     ax.legend(loc="lower right")
+
+
+def show_parity(path: str | Path) -> Figure:
+    """Draw a stored comparison; print how it was made, and in what the two sides still differ."""
+    result = load_result(path)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8, 3.2))
+        plot_parity(figure.subplots(), result)
+    print(made_by(result))
+    print("not the same:", *result["deviations"])
+    return figure
 
 # %%
 assert area_difference([0, 10], [[0, 10], [10, 20]], [[0, 0], [0, 10]]) == (7.5, 0, 15)
@@ -1154,7 +1162,7 @@ def plot_runs(
         ylabel = "undiscounted return" if metric == "eval_return_mean" else metric
         label_curves(ax, title=", ".join(environments), ylabel=ylabel)
         ax.legend()
-        write_whole(out, lambda file: figure.savefig(file, format=kind))
+        write_image(out, lambda file: figure.savefig(file, format=kind))
     return figure
 
 # %% [markdown]
@@ -1182,7 +1190,7 @@ def plot_results(paths: Sequence[str | Path], out: str | Path) -> Figure:
     with matplotlib.rc_context(STYLE):
         figure = Figure()
         draw_result(figure, result)
-        write_whole(out, lambda file: figure.savefig(file, format=kind))
+        write_image(out, lambda file: figure.savefig(file, format=kind))
     return figure
 
 # %% [markdown]

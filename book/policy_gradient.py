@@ -70,8 +70,8 @@ from rlbook.figures import (
     load_result,
     made_by,
     plot_heatmap,
-    plot_parity,
     plot_result,
+    show_parity,
     use_style,
 )
 
@@ -1214,21 +1214,17 @@ print(made_by(parts))
 # and the same rollout: their parameters after the update agree to rounding.
 
 # %% tags=["hide-input"]
-parity = load_result("results/parity_a2c.json")
-plot_parity(plt.figure().subplots(), parity)
-plt.show()
-print(made_by(parity))
+show_parity("results/parity_a2c.json")
 
 # %% [markdown]
-# The title has the difference between the mean heights of the two curves, with its 95 % bootstrap
-# interval, as [Figures](figures.ipynb) explains it: below 0 theirs is better. The interval holds 0:
-# thirty seeds show no difference. The first ten did show one, −48 with an interval from −94 to −4,
-# and we found no cause for it: the test also cuts episodes off, and both sides still come to the
-# same parameters. Twenty more seeds gave the answer. A bootstrap interval of ten seeds is too
-# narrow (Student's t-test, which allows for that, gave p = 0.06), and seeds differ much more than
-# the two sides do, with mean heights from 155 to 391 for ours and from 194 to 409 for theirs. Both
-# sides are unsteady: at a constant learning rate, a policy that balances for 500 steps is often
-# lost again, which is why the settings above let the rate fall.
+# The interval in the title, which [Figures](figures.ipynb) explains, holds 0: thirty seeds show no
+# difference. The first ten did show one, −48 with an interval from −94 to −4, and we found no cause
+# for it: the test also cuts episodes off, and both sides still come to the same parameters. Twenty
+# more seeds gave the answer. A bootstrap interval of ten seeds is too narrow (Student's t-test,
+# which allows for that, gave p = 0.06), and seeds differ much more than the two sides do, with mean
+# heights from 155 to 391 for ours and from 194 to 409 for theirs. Both sides are unsteady: at a
+# constant learning rate, a policy that balances for 500 steps is often lost again, which is why the
+# settings above let the rate fall.
 #
 # ## Honest edges
 #

@@ -73,8 +73,8 @@ from rlbook.figures import (
     load_result,
     made_by,
     plot_heatmap,
-    plot_parity,
     plot_result,
+    show_parity,
     use_style,
 )
 from rlbook.preprocess import RunningStatistics
@@ -754,17 +754,10 @@ print(made_by(details))
 # ## Beside Stable-Baselines3
 #
 # Does another implementation, at the same settings, learn as fast? Both train at the settings of the RL Zoo for
-# CartPole, ten seeds each, and play the same evaluation episodes. The title has the difference
-# between the mean heights of the two curves and its 95 % bootstrap interval, as
-# [Figures](figures.ipynb) explains it.
+# CartPole, ten seeds each, and play the same evaluation episodes. [Figures](figures.ipynb) explains the title.
 
 # %% tags=["hide-input"]
-parity = load_result("results/parity_ppo.json")
-figure, ax = plt.subplots(figsize=(8, 3.2))
-plot_parity(ax, parity)
-plt.show()
-print(made_by(parity))
-print("not the same:", *parity["deviations"])
+show_parity("results/parity_ppo.json")
 
 # %% [markdown]
 # The interval holds 0: ten seeds show no difference. At these settings, which are not the shipped ones, runs of both
@@ -775,13 +768,9 @@ print("not the same:", *parity["deviations"])
 # settings of Stable-Baselines3 but for eight environments:
 
 # %% tags=["hide-input"]
-hopper = load_result("results/parity_ppo_hopper.json")
-figure, ax = plt.subplots(figsize=(8, 3.2))
-plot_parity(ax, hopper)
-plt.show()
-print(made_by(hopper))
-for who, run in hopper["runs"].items():
+for who, run in load_result("results/parity_ppo_hopper.json")["runs"].items():
     print(f"{who}: last evaluation of each seed", *(round(score) for score in run["final"]))
+show_parity("results/parity_ppo_hopper.json")
 
 # %% [markdown]
 # The interval holds 0: ten seeds of each show no difference. The first five did, −289 with an

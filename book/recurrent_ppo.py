@@ -75,8 +75,8 @@ from rlbook.figures import (
     load_result,
     made_by,
     plot_band,
-    plot_parity,
     plot_result,
+    show_parity,
     use_style,
 )
 from rlbook.run import Collector
@@ -792,21 +792,16 @@ assert min(final) >= 450
 # not the shipped ones, and the observations are not scaled.
 
 # %% tags=["hide-input"]
-parity = load_result("results/parity_recurrent_ppo.json")
-plot_parity(plt.figure(figsize=(8, 3.2)).subplots(), parity)
-plt.show()
-print(made_by(parity))
-print("not the same:", *parity["deviations"])
+show_parity("results/parity_recurrent_ppo.json")
 
 # %% [markdown]
-# The title has the difference between the mean heights of the two curves, with its 95 % bootstrap
-# interval, as [Figures](figures.ipynb) explains it: above 0 ours is better. The interval leaves 0
-# out, but five seeds do not settle it: Student's t-test gives p = 0.05. In a test both sides get
-# the same weights and the same rollout. Their advantages are equal, and the changes of their
-# parameters agree to 5 %. The rest is the effect of an extra cut: in each epoch sb3-contrib also
-# cuts the sequences at a random step. So the cut or chance remains as the cause;
-# [policy gradient](policy_gradient.ipynb) shows how large a
-# difference ten seeds can have by chance. Neither side comes near 500 with these settings.
+# The interval in the title, which [Figures](figures.ipynb) explains, leaves 0 out, but five seeds
+# do not settle it: Student's t-test gives p = 0.05. In a test both sides get the same weights and
+# the same rollout. Their advantages are equal, and the changes of their parameters agree to 5 %.
+# The rest is the effect of an extra cut: in each epoch sb3-contrib also cuts the sequences at a
+# random step. So the cut or chance remains as the cause; [policy gradient](policy_gradient.ipynb)
+# shows how large a difference ten seeds can have by chance. Neither side comes near 500 with these
+# settings.
 #
 # ## Honest edges
 #

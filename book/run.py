@@ -82,7 +82,7 @@ from rlbook.envs import (
     try_env,
 )
 from rlbook.progress import Interrupted, Progress, RunFailed, catch_signals
-from rlbook.settings import Config, make_config, read_settings, write_settings
+from rlbook.settings import Config, make_config, read_settings, write_settings, write_whole
 
 # %% tags=["hide-input"]
 import shutil
@@ -383,10 +383,9 @@ class RunRecord:
 
     def write(self) -> None:
         """Replace the file in one step."""
-        temporary = self.path.with_suffix(".tmp")
+        text = json.dumps(self.record, indent=2) + "\n"
         with suppress(OSError):
-            temporary.write_text(json.dumps(self.record, indent=2) + "\n")
-            os.replace(temporary, self.path)
+            write_whole(self.path, lambda file: file.write_text(text))
 
 # %% [markdown]
 # `RunDirectory` puts these together: `create` makes the folder of a new run, `open` opens that of

@@ -68,8 +68,8 @@ from rlbook.figures import (
     made_by,
     plot_band,
     plot_heatmap,
-    plot_parity,
     plot_result,
+    show_parity,
     use_style,
 )
 
@@ -977,15 +977,10 @@ print(made_by(ablations))
 # away: their parameters after the updates agree to rounding.
 
 # %% tags=["hide-input"]
-parity = load_result(RESULTS / "parity_sac.json")
-plot_parity(plt.figure(figsize=(8, 3.2)).subplots(), parity)
-plt.show()
-print(made_by(parity))
-print("not the same:", *parity["deviations"])
+show_parity(RESULTS / "parity_sac.json")
 
 # %% [markdown]
-# The title has the difference between the mean heights of the two curves, with its 95 % bootstrap
-# interval, as [Figures](figures.ipynb) explains it. The interval holds 0: ten seeds show no
+# The interval in the title, which [Figures](figures.ipynb) explains, holds 0: ten seeds show no
 # difference. All twenty runs end above −230.
 #
 # ## Honest edges

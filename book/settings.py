@@ -34,7 +34,7 @@ import numbers
 import os
 import types
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, Self, TypeVar, Union
@@ -55,7 +55,6 @@ from rlbook.envs import name_env, nearest
 
 # %% tags=["hide-input"]
 import tempfile
-from collections.abc import Callable
 
 from pydantic import model_validator
 
@@ -644,6 +643,16 @@ def gather_settings(name: str, algo: str | None) -> tuple[str | None, dict[str, 
 
 # %%
 #| export
+def write_whole(path: Path, save: Callable[[Path], object]) -> None:
+    """Let `save` write beside `path`, then rename, so that `path` is never half a file."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        save(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def write_settings(path: Path, algo: str, config: Config) -> None:
     """Write all settings of a run as YAML, in one step."""
     plain = {name: list(v) if isinstance(v, tuple) else v for name, v in config}
@@ -654,9 +663,7 @@ def write_settings(path: Path, algo: str, config: Config) -> None:
             "Setting 'env_kwargs' must hold plain numbers, texts, lists and mappings only, "
             "since it is stored with the run."
         ) from error
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    write_whole(path, lambda file: file.write_text(text, encoding="utf-8"))
 
 
 # %%

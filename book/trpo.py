@@ -66,8 +66,8 @@ from rlbook.figures import (
     label_curves,
     load_result,
     made_by,
-    plot_parity,
     plot_result,
+    show_parity,
     use_style,
 )
 from rlbook.policy_gradient import CategoricalPolicy
@@ -785,18 +785,13 @@ print(made_by(parts))
 # rollout: the steps of their policies agree to four digits.
 
 # %% tags=["hide-input"]
-parity = load_result("results/parity_trpo.json")
-figure, ax = plt.subplots(figsize=(8, 3.2))
-plot_parity(ax, parity)
-plt.show()
-print(made_by(parity))
-print("not the same:", *parity["deviations"])
+show_parity("results/parity_trpo.json")
 
 # %% [markdown]
-# The title has the difference between the mean heights of the two curves and its 95 % bootstrap interval, as
-# [Figures](figures.ipynb) explains it. The interval holds 0: ten seeds show no difference. The seeds of each side
-# differ widely, with mean heights from 211 to 489 for ours and from 246 to 464 for theirs. At the last evaluation the
-# lowest are 482 and 339. On both sides a policy that balances for 500 steps is often lost again.
+# The interval in the title, which [Figures](figures.ipynb) explains, holds 0: ten seeds show no difference. The
+# seeds of each side differ widely, with mean heights from 211 to 489 for ours and from 246 to 464 for theirs. At
+# the last evaluation the lowest are 482 and 339. On both sides a policy that balances for 500 steps is often lost
+# again.
 #
 # ## Honest edges
 #

@@ -253,7 +253,8 @@ for wrong in ({"lr": [1e-3, -1.0]}, {"lr": {"low": 1, "high": 0}}, {"rl": [1, 2]
 # file to which every process appends. That works on the network disks of a cluster, too. Three
 # rules make it safe:
 #
-# 1. **One decision at a time.** Whoever asks for the next trial holds the lock of the directory.
+# 1. **One decision at a time.** Whoever asks for the next trial, or ends one, holds the lock of the
+#    directory.
 # 2. **A trial has an owner**, who holds the lock of its folder. The system frees that lock when the process
 #    ends, however it ends. So a trial that is marked as running and whose lock is free was left behind. It
 #    is put back into the queue with the same settings and the same folder, where
@@ -420,9 +421,10 @@ class Study:
     def tell(self, attempt: Attempt, state: str, score: float | None = None) -> None:
         """Write down how a trial ended, and give it up."""
         found = self.optuna.trial.TrialState[state]
-        self.study.tell(attempt.trial, score, state=found)
+        with self.lock:  # or another process could take a trial that just ended for one left behind
+            self.study.tell(attempt.trial, score, state=found)
+            attempt.lock.release()
         self.own.discard(attempt.trial.number)
-        attempt.lock.release()
 
     def unfinished(self) -> int:
         """Count the trials that are still to be done."""
@@ -579,16 +581,20 @@ def advance(attempt: Attempt, study: Study, runner: Runner, prune: bool) -> str 
     """Look after one trial; return how it ended, once it has."""
     item = attempt.items[len(attempt.outcomes)]
     why = runner.ended(attempt.handle, item)
-    if report(attempt, study.complete if prune else list):  # an empty list prunes nothing
+    try:
+        pruned = report(attempt, study.complete if prune else list)  # an empty list prunes nothing
+        outcome = None if why is None else read_outcome(item.run_dir)
+    except ValueError as error:  # what the run wrote is damaged
+        runner.stop([attempt.handle])
+        pruned, outcome, why = False, None, str(error)
+    if pruned:
         if why is None:
             runner.stop([attempt.handle])
-        steps = attempt.seen * item.config().eval_every
-        last = evaluations(item.run_dir)[attempt.seen - 1]
+        steps, last = attempt.seen * item.config().eval_every, attempt.reported[-1]
         study.tell(attempt, "PRUNED")
         return f"pruned at step {steps:,} of seed {item.seed}, with return {last:g}"
     if why is None:
         return None
-    outcome = read_outcome(item.run_dir)
     if outcome is None:
         attempt.trial.set_user_attr("why", why)
         study.tell(attempt, "FAIL")
@@ -760,6 +766,22 @@ def write_findings(study: Study, result: dict[str, Any], top: int = 5) -> None:
     replace_file(study.directory / "top.yaml", text)
 
 
+def check_out(out: Path, algo: str, env_id: str) -> None:
+    """Raise if a search cannot be written there, or if a file stands there that is not one."""
+    if out.suffix != ".json" or out.is_dir():
+        raise ValueError(f"{out} cannot be a result: name a file NAME.json.")
+    check_writable(out.parent)
+    if not out.exists():
+        return
+    try:
+        old = json.loads(out.read_text())
+        same = "trials" in old and (old["algo"], old["env_id"]) == (algo, env_id)
+    except (OSError, ValueError, KeyError, TypeError):
+        same = False
+    if not same:
+        raise ValueError(f"{out} is not a search of {algo} on {env_id}: it stays as it is.")
+
+
 def tune(
     algo: str | type[Agent],
     settings: dict[str, Any],
@@ -778,8 +800,6 @@ def tune(
     """Search for good settings; write the best as a config, and return and write all trials."""
     if trials < 1 or (jobs is not None and jobs < 1):
         raise ValueError("`trials` and `jobs` must be whole numbers above 0.")
-    if out is not None and Path(out).suffix != ".json":
-        raise ValueError(f"{out} cannot be a result: name a file NAME.json.")
     import_optuna()  # says what is missing before anything runs
     algo, settings = name_algorithm(algo), name_environment(settings)
     config_class = find_algorithm(algo).config_class
@@ -790,9 +810,11 @@ def tune(
     place = re.sub(r"[^\w.]+", "-", f"{algo}-{config.env_id}")
     folder = Path(directory or f"runs/tune-{place}")
     check_plan(make_plan(algo, settings, {algo: {}}, numbers[:1], folder / "plan"))
+    if out is not None:
+        check_out(Path(out), algo, config.env_id)
+    runner = find_runner(backend)
     check_writable(folder)
-    study = Study(algo, settings, dimensions, numbers, folder, trials)
-    runner, began = find_runner(backend), time.perf_counter()
+    study, began = Study(algo, settings, dimensions, numbers, folder, trials), time.perf_counter()
     try:
         search(study, runner, jobs or runner.jobs, prune, say)
     finally:

@@ -164,18 +164,15 @@ def algorithms() -> dict[str, type["Agent"]]:
 
 def find_algorithm(name: str) -> type["Agent"]:
     """Find an algorithm by its name or as `module:name`, or say which name is nearest."""
-    own = own_algorithms(name.rpartition(":")[0]) if ":" in name else None
+    own = own_algorithms(name.rpartition(":")[0]) if ":" in name else {}
     if name in chapter_modules():  # most often: then no other chapter need be imported
         importlib.import_module(f"rlbook.{name}")
-    if name in REGISTRY:
-        known = REGISTRY
-    else:
-        known = algorithms() if own is None else own
+    known = REGISTRY if name in REGISTRY else own if ":" in name else algorithms()
     if name not in known:
         hint = nearest(name, list(known)) or f" There are: {', '.join(known) or 'none'}."
-        advice = " One of your own is named `module:name`." if own is None else ""
+        advice = "" if ":" in name else " One of your own is named `module:name`."
         raise ValueError(f"There is no algorithm {name!r}.{hint}{advice}")
-    if own is not None:
+    if ":" in name:
         check_algorithm(known[name])
     return known[name]
 

@@ -28,7 +28,6 @@ __all__ = [
     "plot_against",
     "plot_band",
     "plot_heatmap",
-    "plot_pair",
     "plot_parity",
     "plot_result",
     "plot_results",
@@ -40,15 +39,15 @@ __all__ = [
     "run_labels",
     "save_gif",
     "series_colors",
+    "show_parity",
     "use_style",
-    "write_whole",
+    "write_image",
 ]
 
 # %% book/figures.py · Figures
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,7 +63,7 @@ from matplotlib.ticker import EngFormatter
 from PIL import Image
 
 from rlbook.envs import mean_interval, nearest
-from rlbook.settings import read_settings
+from rlbook.settings import read_settings, write_whole
 
 # %% book/figures.py · Colours
 COLORS: dict[str, str] = {
@@ -199,19 +198,14 @@ def filmstrip(frames: Frames, titles: Sequence[str] | None = None, columns: int 
 
 
 # %% book/figures.py · Animations
-def write_whole(path: str | Path, save: Callable[[Path], object]) -> None:
-    """Let `save` write beside `path`, then rename, so that `path` is never half a file."""
+def write_image(path: str | Path, save: Callable[[Path], object]) -> None:
+    """Let `save` write an image in one step, or say why that cannot be."""
     path = Path(path)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save(temporary)
-        os.replace(temporary, path)
+        write_whole(path, save)
     except OSError as error:
         raise ValueError(f"Cannot write {path}: {error.strerror or error}.") from error
-    finally:
-        if temporary.is_file():
-            temporary.unlink()
 
 
 def frame_delays(count: int, fps: float) -> list[int]:
@@ -236,7 +230,7 @@ def save_gif(frames: Frames, path: str | Path, fps: float = 30) -> None:
     def save(file: Path) -> None:
         first.save(file, format="GIF", save_all=True, append_images=rest, duration=delays, loop=0)
 
-    write_whole(path, save)
+    write_image(path, save)
 
 
 # %% book/figures.py · Heat maps
@@ -384,16 +378,11 @@ def draw_result(figure: Figure, result: dict[str, Any]) -> None:
     ends.set_title("")
 
 
-def plot_pair(ax: Axes, runs: dict[str, Any], color: str) -> None:
-    """Draw a run in a colour, and another beside it."""
-    for (name, run), own in zip(runs.items(), (color, COLORS["reference"]), strict=True):
-        plot_band(ax, np.array(run["steps"]), np.array(run["returns"]), name, own)
-
-
 def plot_against(ax: Axes, result: dict[str, Any], whole: str, part: str) -> None:
     """Draw a variant beside the whole, which has the colour of its algorithm."""
-    pair = {name: result["runs"][name] for name in (whole, part)}
-    plot_pair(ax, pair, part_colors(result, 1)[0])
+    for name, color in zip((whole, part), part_colors(result, 2), strict=True):
+        run = result["runs"][name]
+        plot_band(ax, np.array(run["steps"]), np.array(run["returns"]), name, color)
     label_curves(ax, ylabel="return")
     ax.set_title(part, fontsize=9)
 
@@ -449,12 +438,26 @@ def area_difference(
 
 def plot_parity(ax: Axes, result: dict[str, Any]) -> None:
     """Draw our curves and those of another library, with the difference between them above."""
-    pair = dict(list(result["runs"].items())[:2])
-    plot_pair(ax, pair, COLORS.get(result["algo"], PALETTE[0]))
+    own = COLORS.get(result["algo"], PALETTE[0])
+    used = own, COLORS["reference"]  # ours and theirs; then variants of ours
+    colors = [*used, *(color for color in PALETTE if color not in used)]
+    for (name, run), color in zip(result["runs"].items(), colors, strict=False):
+        plot_band(ax, np.array(run["steps"]), np.array(run["returns"]), name, color)
     difference, low, high = (f"{x:+.1f}".replace("-", "−") for x in result["difference"])
     facts = f"difference of the mean heights {difference}, 95 % interval {low} to {high}"
     label_curves(ax, title=f"{result['env_id']}: {facts}")
     ax.legend(loc="lower right")
+
+
+def show_parity(path: str | Path) -> Figure:
+    """Draw a stored comparison; print how it was made, and in what the two sides still differ."""
+    result = load_result(path)
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(8, 3.2))
+        plot_parity(figure.subplots(), result)
+    print(made_by(result))
+    print("not the same:", *result["deviations"])
+    return figure
 
 
 # %% book/figures.py · The metrics of a run
@@ -582,7 +585,7 @@ def plot_runs(
         ylabel = "undiscounted return" if metric == "eval_return_mean" else metric
         label_curves(ax, title=", ".join(environments), ylabel=ylabel)
         ax.legend()
-        write_whole(out, lambda file: figure.savefig(file, format=kind))
+        write_image(out, lambda file: figure.savefig(file, format=kind))
     return figure
 
 
@@ -605,5 +608,5 @@ def plot_results(paths: Sequence[str | Path], out: str | Path) -> Figure:
     with matplotlib.rc_context(STYLE):
         figure = Figure()
         draw_result(figure, result)
-        write_whole(out, lambda file: figure.savefig(file, format=kind))
+        write_image(out, lambda file: figure.savefig(file, format=kind))
     return figure

@@ -75,7 +75,14 @@ from rlbook.agent import Agent, algorithm_name, find_algorithm
 from rlbook.envs import mean_interval, name_env
 from rlbook.progress import Interrupted, Progress, RunFailed, catch_signals
 from rlbook.run import RunDirectory, resume, train, versions
-from rlbook.settings import Config, check_names, make_config, parse_yaml, read_settings
+from rlbook.settings import (
+    Config,
+    check_names,
+    make_config,
+    parse_yaml,
+    read_settings,
+    write_whole,
+)
 
 # %% book/sweep.py · Variants
 Variants = dict[str, dict[str, Any]]  # name -> the settings in which it differs
@@ -263,9 +270,7 @@ NOTE = "sweep.json"
 
 def replace_file(path: Path, text: str) -> None:
     """Write a file in one step, so that nobody reads half of it."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, path)
+    write_whole(path, lambda file: file.write_text(text))
 
 
 def read_note(folder: str | Path) -> dict[str, Any]:

@@ -349,9 +349,12 @@ def main(
             elif options.verb == "sync":
                 path = root / "book" / f"{name}.py"
                 write_notebook(paired_notebook(path), path)
-    except (ValueError, KeyboardInterrupt) as error:
-        print(str(error) or "Stopped.", file=sys.stderr)
+    except ValueError as error:
+        print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("Stopped.", file=sys.stderr)
+        return 130
     return 0
 
 

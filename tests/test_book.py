@@ -345,6 +345,13 @@ def test_command_checks_exports_and_lists(
     assert main(["run", "tyni"]) == 2
     assert "There is no chapter 'tyni'" in capsys.readouterr().err
 
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rlbook.tangle.run_chapters", stop)
+    assert main(["run", "tiny"]) == 130  # 128 and the number of SIGINT
+    assert capsys.readouterr().err == "Stopped.\n"
+
 
 # Running and pairing
 

@@ -529,6 +529,7 @@ def test_missing_pygame_names_the_extra(
     ("error", "code", "message"),
     [
         (KeyboardInterrupt(), 130, "Stopped."),
+        (SystemExit("needs a licence"), 1, "needs a licence"),
         (OSError(28, "No space left on device", "runs/a/x"), 1, "runs/a/x could not be used: No"),
         (MemoryError("Unable to allocate 9 TiB"), 1, "There is not enough memory: Unable to"),
         (gym.error.Error("two\nlines"), None, ""),

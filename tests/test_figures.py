@@ -280,9 +280,24 @@ def test_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> No
         file.write_bytes(b"half of the n")
         raise OSError(28, "No space left on device")
 
-    text = message(lambda: figures.write_whole(path, half))
+    text = message(lambda: figures.write_image(path, half))
     assert text == f"Cannot write {path}: No space left on device."
     assert path.read_bytes() == b"old" and os.listdir(tmp_path) == ["a.gif"]
+
+
+def test_a_comparison_is_shown_with_what_is_not_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run: dict[str, Any] = {"algo": "dqn", "steps": [10, 20], "returns": [[0.0, 10.0], [10.0, 20.0]]}
+    run |= {"final": [10.0, 20.0], "iqm": [15.0, 10.0, 20.0]}
+    facts: dict[str, Any] = {"command": "made up", "created": "today", "versions": {"rlbook": "0"}}
+    facts |= {"algo": "dqn", "env_id": "X-v0", "seeds": [0, 1], "difference": [0.0, -1.0, 1.0]}
+    result = {**facts, "deviations": ["One.", "Two."], "runs": {"rlbook": run, "peer": run}}
+    (tmp_path / "r.json").write_text(json.dumps(result))
+    figure = figures.show_parity(tmp_path / "r.json")
+    assert "95 % interval" in figure.axes[0].get_title() and len(figure.axes[0].lines) == 2
+    printed = capsys.readouterr().out
+    assert printed == f"{figures.made_by(result)}\nnot the same: One. Two.\n"
 
 
 def test_a_directory_in_the_way_is_named(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import importlib
+import importlib.util
 import json
 import math
 from collections.abc import Iterable, Iterator
@@ -17,7 +18,6 @@ from matplotlib.figure import Figure
 from test_results import ROOT
 from torch import Tensor, nn
 
-import rlbook
 from rlbook import figures
 from rlbook.agent import Agent
 from rlbook.policy_gradient import GaussianPolicy
@@ -26,10 +26,9 @@ from rlbook.run import train
 from rlbook.sac import squashed_sample
 
 pytest.importorskip("stable_baselines3", reason="extra: peers")
-NAMES = [
-    *("ppo", "a2c", "trpo", "recurrent_ppo", "dqn", "dqn_lunarlander", "sac"),
-]
-NAMES = [name for name in NAMES if name.removesuffix("_lunarlander") in rlbook.ALGORITHMS]
+NAMES = ["ppo", "ppo_hopper", "a2c", "trpo", "recurrent_ppo", "dqn", "dqn_lunarlander", "sac"]
+# What an environment needs, and another that settings can be compared in where that is absent
+NEEDS = {"dqn_lunarlander": ("Box2D", "CartPole-v1"), "ppo_hopper": ("mujoco", "Pendulum-v1")}
 STORED = sorted((ROOT / "book" / "results").glob("parity_*.json"))
 
 
@@ -73,15 +72,16 @@ def test_the_same_curves_differ_by_nothing_and_sides_can_be_exchanged() -> None:
     assert np.allclose(one[1:], [-other[2], -other[1]], atol=0.05)
 
 
-def test_the_figure_has_both_bands_and_the_difference() -> None:
+def test_the_figure_has_all_bands_and_the_difference() -> None:
     run = {"steps": [10, 20], "returns": [[0.0, 10.0], [10.0, 20.0]]}
     runs = {"rlbook": run, "Stable-Baselines3": {**run, "returns": [[0.0, 0.0], [0.0, 10.0]]}}
     ax = Figure().subplots()
     result = {"algo": "dqn", "env_id": "X-v0", "difference": [7.5, -1.0, 15.0], "runs": runs}
     figures.plot_parity(ax, {**result, "runs": {**runs, "rlbook, Double": run}})
     labels = [str(line.get_label()) for line in ax.lines]
-    assert labels == ["rlbook (2 seeds)", "Stable-Baselines3 (2 seeds)"]
-    assert ax.lines[0].get_color() == figures.COLORS["dqn"] and len(ax.collections) == 2
+    assert labels == [f"{name} (2 seeds)" for name in (*runs, "rlbook, Double")]
+    assert ax.lines[0].get_color() == figures.COLORS["dqn"] and len(ax.collections) == 3
+    assert len({line.get_color() for line in ax.lines}) == 3
     assert "X-v0" in ax.get_title() and "+7.5, 95 % interval −1.0 to +15.0" in ax.get_title()
 
 
@@ -232,11 +232,13 @@ def both(parity: ModuleType, name: str) -> tuple[Any, Any, Any]:
     task = parity.TASKS[name]
     if task.peer_name == "sb3-contrib":
         pytest.importorskip("sb3_contrib", reason="extra: peers")
-    if name == "dqn_lunarlander":
-        pytest.importorskip("Box2D", reason="extra: box2d")
-    if name == "ppo_hopper":
-        pytest.importorskip("mujoco", reason="extra: mujoco")
+    if name in NEEDS and importlib.util.find_spec(NEEDS[name][0]) is None:
+        task = dataclasses.replace(task, env_id=NEEDS[name][1])
     return task, task.our_agent(0), task.their_model(0)
+
+
+def test_no_comparison_is_left_out(parity: ModuleType) -> None:
+    assert list(parity.TASKS) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -430,7 +432,6 @@ def test_on_policy_algorithms_learn_the_same_from_a_rollout(
         whole = parity.TASKS[name]
         size = whole.num_envs * whole.ours["num_steps"]
         monkeypatch.setitem(whole.ours, "minibatch_size", size)
-        monkeypatch.setitem(whole.theirs, "batch_size", size)
     task, agent, _ = both(parity, name)
     model = task.their_model(0, max_episode_steps=limit)  # with 4, all episodes are cut off
     change: dict[str, list[Tensor]] = {}
@@ -493,7 +494,7 @@ def tiny(task: Any) -> Any:
     return dataclasses.replace(task, total_steps=400, eval_every=200, eval_episodes=2)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "dqn_lunarlander"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in NEEDS])
 def test_a_comparison_is_stored_resumed_and_drawn(
     parity: ModuleType, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -513,6 +514,19 @@ def test_a_comparison_is_stored_resumed_and_drawn(
     monkeypatch.setitem(parity.TASKS, name, dataclasses.replace(tiny(task), eval_episodes=3))
     with pytest.raises(ValueError, match="other settings"):
         parity.compare(name, 2, *where)
+
+
+def test_a_run_that_is_killed_while_it_is_stored_is_not_half_stored(
+    parity: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(path: Path, text: str, *_: Any) -> None:
+        path.write_bytes(text.encode()[:5])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(KeyboardInterrupt):
+        parity.stored_run(tmp_path / "run.json", {}, lambda: {"steps": [1], "returns": [1.0]})
+    assert not list(tmp_path.glob("*.json"))
 
 
 def check_form(parity: ModuleType, name: str, result: dict[str, Any]) -> None:
@@ -536,9 +550,12 @@ def check_form(parity: ModuleType, name: str, result: dict[str, Any]) -> None:
 def test_stored_comparisons_have_todays_settings(parity: ModuleType, path: Path) -> None:
     result = figures.load_result(path)
     name = path.stem.removeprefix("parity_")
+    if name in NEEDS:
+        pytest.importorskip(NEEDS[name][0], reason="extra: peers, mujoco")
     both(parity, name)
     check_form(parity, name, result)
     task = parity.TASKS[name]
+    assert result["deviations"] == list(task.deviations)
     assert len(result["seeds"]) >= 5
     expected = list(range(task.eval_every, task.total_steps + 1, task.eval_every))
     assert all(run["steps"] == expected for run in result["runs"].values())

@@ -1,6 +1,7 @@
 """The root package: every public name of the algorithms, imported when it is asked for."""
 
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,16 @@ def test_each_algorithm_has_its_class_settings_and_trainer() -> None:
         assert getattr(rlbook, agent_class.__name__) is agent_class
         assert getattr(rlbook, agent_class.config_class.__name__) is agent_class.config_class
         assert callable(getattr(rlbook, f"train_{name}"))
+
+
+def test_the_example_of_the_readme_runs_when_it_learns_for_less_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (Path(__file__).parents[1] / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    exec(code.replace("20_000", "20"), {})
+    assert Path("agent.pt").exists()
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

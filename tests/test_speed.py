@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -30,6 +31,25 @@ def test_stored_numbers_have_the_parts_of_the_script(bench: ModuleType) -> None:
     assert set(bench.PARTS) <= set(stored)
     assert {"command", "versions", "machine", "created"} <= set(stored)
     assert "stable-baselines3" in stored["versions"] and "sbx-rl" in stored["versions"]
+
+
+def test_one_contest_makes_a_new_file_and_leaves_no_cache(
+    bench: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caches: list[str] = []
+
+    def contest(rounds: int) -> dict[str, Any]:
+        caches.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        assert Path(caches[0]).is_dir() and caches[0]
+        return {"what": "nothing"}
+
+    monkeypatch.setitem(bench.ONE_BY_ONE, "peers/ppo", contest)
+    monkeypatch.setattr(bench, "version", lambda name: "0")
+    out = tmp_path / "new.json"
+    monkeypatch.setattr(sys, "argv", ["speed.py", "--only", "peers/ppo", "--out", str(out)])
+    bench.main()
+    assert json.loads(out.read_text())["peers"] == {"ppo": {"what": "nothing"}}
+    assert not Path(caches[0]).exists()
 
 
 def test_bare_passes_are_those_of_todays_networks(bench: ModuleType) -> None:

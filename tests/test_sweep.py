@@ -37,6 +37,7 @@ from rlbook.sweep import (
     last_step,
     make_plan,
     read_outcome,
+    replace_file,
     resolve_seeds,
     run_item,
     run_plan,
@@ -346,6 +347,19 @@ def test_the_order_of_variants_makes_no_other_sweep(swept: Swept, tmp_path: Path
         del run["algo"]  # as results were before an algorithm could be a variant
     (tmp_path / "old.json").write_text(json.dumps(old))
     check_out(tmp_path / "old.json", plan)
+
+
+def test_a_file_that_could_not_be_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def half(path: Path, text: str) -> None:
+        path.write_bytes(text.encode()[:2])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(OSError, match="No space"):
+        replace_file(tmp_path / "a.json", "text")
+    assert not list(tmp_path.iterdir())
 
 
 def test_brackets_in_names_and_commands_stay_as_they_are(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from multiprocessing.process import BaseProcess
@@ -22,7 +23,17 @@ from rlbook.cli import main
 from rlbook.dqn import DQNConfig
 from rlbook.settings import read_settings
 from rlbook.sweep import Item, Outcome, start_worker
-from rlbook.tune import Attempt, Study, find_space, ranked, read_space, report, scores, tune
+from rlbook.tune import (
+    Attempt,
+    Study,
+    advance,
+    find_space,
+    ranked,
+    read_space,
+    report,
+    scores,
+    tune,
+)
 
 pytest.importorskip("optuna", reason="Optuna is not installed: pip install 'rlbook[tune]'")
 
@@ -149,6 +160,40 @@ def test_two_processes_share_a_search(tmp_path: Path) -> None:
     assert both == list(range(5)), "each trial is done by one of them"
 
 
+def test_a_trial_that_ends_while_others_look_for_dead_ones_is_not_taken_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = read_space({"lr": [1e-3, 1e-2]}, DQNConfig)
+    one, other = (Study("dqn", SHORT, space, [0], tmp_path, 2) for _ in range(2))
+    asked, now = threading.Event(), threading.Event()
+
+    def work() -> None:  # in a thread of its own, as locks are
+        attempt = one.ask()
+        assert attempt is not None
+        asked.set()
+        now.wait(60)
+        one.tell(attempt, "COMPLETE", 1.0)
+
+    process = threading.Thread(target=work)
+    process.start()
+    asked.wait(60)
+    listed = other.study.get_trials
+
+    def slow(*args: Any, **keywords: Any) -> Any:
+        found = listed(*args, **keywords)
+        if not now.is_set():  # the first list, of running trials: now the other process ends one
+            now.set()
+            process.join(0.5)
+        return found
+
+    monkeypatch.setattr(other.study, "get_trials", slow)
+    following = other.ask()
+    process.join()
+    assert following is not None and following.folder == "trial_0001"
+    assert [trial.state.name for trial in listed()] == ["COMPLETE", "RUNNING"]
+    following.lock.release()
+
+
 def test_pruning_stops_a_trial_before_its_end(tmp_path: Path) -> None:
     """Some learning rates are far too small, so that their scores stay below the others'."""
     space = {"final_epsilon": [0.0, 0.1], "lr": {"low": 1e-5, "high": 1e-2, "log": True}}
@@ -209,6 +254,45 @@ def test_a_lucky_first_seed_does_not_protect_a_trial(tmp_path: Path) -> None:
     attempt.seen = 0
     assert report(attempt, lambda: complete)  # after five scores its mean is 39, theirs is 44
     assert trial.told == list(enumerate([20.0, 50.0, 90.0, 10.0, 25.0]))  # no step is left out
+
+
+class Told:
+    """Stands for a study, for the runs and for their end."""
+
+    def __init__(self, metrics: Path) -> None:
+        self.metrics, self.states, self.why = metrics, list[str](), None
+
+    def complete(self) -> list[list[float]]:
+        return [[9.0, 9.0, 9.0]] * 5
+
+    def tell(self, attempt: Attempt, state: str) -> None:
+        self.states.append(state)
+
+    def ended(self, handle: Any, item: Item) -> str | None:
+        return self.why
+
+    def stop(self, handles: list[Any]) -> None:
+        self.metrics.write_text("")  # a run that went on had cut it back to its checkpoint
+
+    def set_user_attr(self, name: str, value: Any) -> None:
+        pass
+
+    def report(self, value: float, step: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_run_whose_metrics_change_or_break_ends_its_trial_alone(
+    tmp_path: Path, damaged: bool
+) -> None:
+    line = '{"eval_return_mean": 0.0}\n' if not damaged else "{\n"
+    (tmp_path / "metrics.jsonl").write_text(line * 3)
+    item = Item("dqn", "trial", 0, str(tmp_path), {"total_steps": 300, "eval_every": 100})
+    stub: Any = Told(tmp_path / "metrics.jsonl")
+    attempt = Attempt(stub, "trial", {}, [item], filelock.FileLock(tmp_path / "lock"))
+    how = advance(attempt, stub, stub, prune=True)
+    assert how is not None and how.startswith("failed" if damaged else "pruned at step 100")
+    assert stub.states == ["FAIL" if damaged else "PRUNED"]
 
 
 def test_seconds_add_up_over_sessions(tmp_path: Path) -> None:
@@ -297,6 +381,10 @@ BAD: list[tuple[list[str], str]] = [
     (["dqn", "--env-id", "CartPol-v1"], "Did you mean 'CartPole-v1'?"),
     (["dqn", "--backend", "moon"], "There is no backend 'moon'"),
     (["dqn", "--out", "a.txt"], "name a file NAME.json"),
+    (["dqn", "--out", "folder.json"], "name a file NAME.json"),
+    (["dqn", "--out", "notes.json"], "is not a search of dqn on CartPole-v1"),
+    (["dqn", "--out", "sac.json"], "is not a search of dqn on CartPole-v1"),
+    (["dqn", "--out", "notes.json/a.json"], "Cannot write into notes.json"),
 ]
 
 
@@ -320,7 +408,11 @@ def test_mistakes_are_one_sentence(
     }
     for name, text in files.items():
         Path(f"{name}.yaml").write_text(text)
+    Path("folder.json").mkdir()
+    Path("notes.json").write_text("[1]")
+    Path("sac.json").write_text('{"algo": "sac", "env_id": "CartPole-v1", "trials": []}')
     assert main(["tune", *words]) == 2
+    assert not Path("runs").exists()  # nothing was begun
     out, err = capsys.readouterr()
     assert message in err and err.count("\n") == 1 and not out
 
