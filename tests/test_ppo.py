@@ -280,16 +280,17 @@ def test_known_values(clip_value_loss: bool) -> None:
 
 
 def test_truncation_still_bootstraps() -> None:
-    agent = PPO("rlbook/ConstantReward-v0", env_kwargs={"continuous": True}, **PROBE)
-    agent.learn(8_000, progress=False)
-    assert agent.values(np.ones((1, 1), np.float32))[0] == pytest.approx(10, abs=0.5)
+    settings = {**PROBE, "gamma": 0.8, "env_kwargs": {"continuous": True}}
+    agent = PPO("rlbook/ConstantReward-v0", **settings)
+    agent.learn(2_000, progress=False)
+    assert agent.values(np.ones((1, 1), np.float32))[0] == pytest.approx(5, abs=0.25)
 
 
 @pytest.mark.parametrize("continuous", [False, True])
 def test_learns_which_action_is_right(continuous: bool) -> None:
     env_kwargs = {"continuous": continuous}
     agent = PPO("rlbook/ActionReward-v0", env_kwargs=env_kwargs, **PROBE, initial_std=0.5)
-    agent.learn(5_000, progress=False)
+    agent.learn(2_500, progress=False)
     action, _ = agent.predict(np.array([[-1.0], [1.0]], np.float32))
     if continuous:
         np.testing.assert_allclose(action[:, 0], [-0.5, 0.5], atol=0.15)

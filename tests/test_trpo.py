@@ -384,9 +384,9 @@ def test_known_values() -> None:
 
 
 def test_truncation_still_bootstraps() -> None:
-    agent = TRPO("rlbook/ConstantReward-v0", **PROBE)
-    agent.learn(8_000, progress=False)
-    assert agent.values(np.ones((1, 1), np.float32))[0] == pytest.approx(10, abs=0.5)
+    agent = TRPO("rlbook/ConstantReward-v0", **{**PROBE, "gamma": 0.8})
+    agent.learn(2_000, progress=False)
+    assert agent.values(np.ones((1, 1), np.float32))[0] == pytest.approx(5, abs=0.25)
 
 
 @pytest.mark.parametrize("continuous", [False, True])
@@ -394,7 +394,7 @@ def test_learns_which_action_is_right(continuous: bool) -> None:
     env_kwargs = {"continuous": continuous}
     settings = {**PROBE, "target_kl": 0.05, "initial_std": 0.5}
     agent = TRPO("rlbook/ActionReward-v0", env_kwargs=env_kwargs, **settings)
-    agent.learn(8_000, progress=False)
+    agent.learn(4_000, progress=False)
     action, _ = agent.predict(np.array([[-1.0], [1.0]], np.float32))
     if continuous:
         np.testing.assert_allclose(action[:, 0], [-0.5, 0.5], atol=0.15)
