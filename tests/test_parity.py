@@ -494,7 +494,7 @@ def tiny(task: Any) -> Any:
     return dataclasses.replace(task, total_steps=400, eval_every=200, eval_episodes=2)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in NEEDS])
+@pytest.mark.parametrize("name", ["dqn", "recurrent_ppo"])
 def test_a_comparison_is_stored_resumed_and_drawn(
     parity: ModuleType, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +10,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers import assert_same, assert_same_run, in_child, run_until
+from helpers import assert_same
+from rollouts import RUN, check_killed_before, check_killed_within_a_rollout
 from torch import Tensor
 
-from rlbook.agent import UpdateResult
 from rlbook.cli import main
 from rlbook.policy_gradient import A2C, RolloutBatch
 from rlbook.ppo import PPO, PPOConfig, clipped_objective, ppo_loss, train_ppo
-from rlbook.run import Collector, train
+from rlbook.recurrent_ppo import RecurrentPPO, train_recurrent_ppo
+from rlbook.run import Collector, RunResult, train
 from rlbook.settings import make_config, read_settings, shipped_configs
 
 SMALL: dict[str, Any] = {
@@ -278,16 +280,17 @@ def test_known_values(clip_value_loss: bool) -> None:
 
 
 def test_truncation_still_bootstraps() -> None:
-    agent = PPO("rlbook/ConstantReward-v0", env_kwargs={"continuous": True}, **PROBE)
-    agent.learn(8_000, progress=False)
-    assert agent.values(np.ones((1, 1), np.float32))[0] == pytest.approx(10, abs=0.5)
+    settings = {**PROBE, "gamma": 0.8, "env_kwargs": {"continuous": True}}
+    agent = PPO("rlbook/ConstantReward-v0", **settings)
+    agent.learn(2_000, progress=False)
+    assert agent.values(np.ones((1, 1), np.float32))[0] == pytest.approx(5, abs=0.25)
 
 
 @pytest.mark.parametrize("continuous", [False, True])
 def test_learns_which_action_is_right(continuous: bool) -> None:
     env_kwargs = {"continuous": continuous}
     agent = PPO("rlbook/ActionReward-v0", env_kwargs=env_kwargs, **PROBE, initial_std=0.5)
-    agent.learn(5_000, progress=False)
+    agent.learn(2_500, progress=False)
     action, _ = agent.predict(np.array([[-1.0], [1.0]], np.float32))
     if continuous:
         np.testing.assert_allclose(action[:, 0], [-0.5, 0.5], atol=0.15)
@@ -298,57 +301,33 @@ def test_learns_which_action_is_right(continuous: bool) -> None:
 # Saving and resuming
 
 
-RUN: dict[str, Any] = {
-    **SMALL,
-    "env_id": "Pendulum-v1",
-    "num_steps": 6,
-    "minibatch_size": 6,
-    "total_steps": 120,
-    "eval_every": 60,
-    "eval_episodes": 1,
-    "log_every": 20,
-    "checkpoint_every": 28,  # rollouts have 12 steps
-    "clip_range_decay_from": 0.0,
-    "lr_decay_from": 0.0,
+KILLED: dict[type[PPO], dict[str, Any]] = {
+    PPO: {**RUN, "epochs": 3, "clip_range_decay_from": 0.0},
+    RecurrentPPO: {
+        **{**RUN, "env_id": "rlbook/MaskedCartPole-v0", "epochs": 2, "clip_range_decay_from": 0.0},
+        **{"lstm_units": 6, "num_steps": 8, "sequence_length": 4, "minibatch_size": 8},
+        **{"total_steps": 160, "eval_every": 80, "checkpoint_every": 36},  # rollouts of 16 steps
+    },
 }
 
 
-def test_a_run_that_is_killed_within_a_rollout_resumes_exactly(tmp_path: Path) -> None:
-    whole, cut, note = tmp_path / "whole", tmp_path / "cut", tmp_path / "calls"
-    assert in_child(run_until, None, PPO, {**RUN, "run_dir": str(whole)}, note) == 0
-    calls = int(note.read_text())
-    settings = {**RUN, "run_dir": str(cut)}
-    assert in_child(run_until, int(0.6 * calls), PPO, settings, note) == -9
-    assert in_child(run_until, None, PPO, settings, note) == 0
-    assert_same_run(whole, cut)
+@pytest.mark.parametrize("agent_class", KILLED)
+def test_a_run_that_is_killed_within_a_rollout_resumes_exactly(
+    agent_class: type[PPO], tmp_path: Path
+) -> None:
+    check_killed_within_a_rollout(agent_class, KILLED[agent_class], tmp_path)
 
 
-def die_in_epoch(settings: dict[str, Any], updates: int) -> None:
-    """Train, and be killed before an update in the middle of the epochs of a rollout."""
-    import os
-    import signal
-
-    real = PPO.update
-
-    def update(self: PPO, batch: RolloutBatch) -> UpdateResult:
-        if self.updates == updates:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(self, batch)
-
-    PPO.update = update  # type: ignore[method-assign]
-    train(PPO(**settings), progress=False)
-
-
-def test_a_run_that_is_killed_between_epochs_resumes_exactly(tmp_path: Path) -> None:
-    from rlbook.run import resume
-
-    whole = train_ppo(PPOConfig(**RUN, run_dir=str(tmp_path / "whole")), progress=False)
-    # 6 updates a rollout, 3 epochs of 2: the 40th is the fifth of the seventh rollout
-    cut = {**RUN, "run_dir": str(tmp_path / "cut")}
-    assert in_child(die_in_epoch, cut, 40) == -9
-    again = resume(tmp_path / "cut", progress=False)
-    assert again.metrics == whole.metrics
-    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+# The fifth of six updates of the seventh rollout, the third of four of the sixth.
+@pytest.mark.parametrize(
+    ("updates", "agent_class", "train_it"),
+    [(40, PPO, train_ppo), (22, RecurrentPPO, train_recurrent_ppo)],
+)
+def test_a_run_that_is_killed_between_epochs_resumes_exactly(
+    updates: int, agent_class: type[PPO], train_it: Callable[..., RunResult], tmp_path: Path
+) -> None:
+    settings = KILLED[agent_class]
+    check_killed_before("update", updates, agent_class, train_it, settings, tmp_path)
 
 
 # Bad input

@@ -14,12 +14,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import nbclient
-import nbformat
 import numpy as np
 import pytest
 import torch
 from helpers import CHILDREN, SMALL, in_child, learn_in_pipe, learn_in_terminal
+from IPython.core.interactiveshell import InteractiveShell
 
 from rlbook.callbacks import Callback
 from rlbook.dqn import DQN
@@ -76,24 +75,33 @@ def test_in_a_pipe_each_evaluation_is_one_plain_line(tmp_path: Path) -> None:
     ]
 
 
+class Kernel:
+    """The shell of a Jupyter kernel, as far as displays need one: it keeps what is published."""
+
+    def __init__(self) -> None:
+        self.kernel = self.display_pub = self
+        self.published: list[dict[str, Any]] = []
+
+    def publish(self, **message: Any) -> None:
+        self.published.append(message)
+
+
 def test_in_a_notebook_one_plain_line_stays_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "1")
-    source = f"from rlbook.dqn import DQN\nagent = DQN(**{SMALL!r})\nresult = agent.learn(500)"
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
-    client = nbclient.NotebookClient(
-        notebook,
-        kernel_name="python3",
-        timeout=600,
-        resources={"metadata": {"path": str(tmp_path)}},
-    )
-    client.execute()
-    outputs = notebook.cells[0].outputs
-    assert [output.output_type for output in outputs] == ["display_data"], outputs
-    assert list(outputs[0].data) == ["text/plain"], "a widget would need its Javascript"
-    last = r"dqn, seed 0: 500 steps in [\d.]+ s \([\d,]+ steps/s\), evaluation \d+\.\d"
-    assert re.fullmatch(last, outputs[0].data["text/plain"])
+    shell = Kernel()
+    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
+    for name, value in (("initialized", True), ("instance", shell)):
+        monkeypatch.setattr(InteractiveShell, name, lambda value=value: value)
+    DQN(**{**SMALL, "eval_every": 100}).learn(200)
+    first, *updates = shell.published
+    assert not first.get("update") and updates and all(each["update"] for each in updates)
+    assert len({each["transient"]["display_id"] for each in shell.published}) == 1
+    kinds = {kind for each in shell.published for kind in each["data"]}
+    assert kinds == {"text/plain"}, "a widget would need its Javascript"
+    last = r"dqn, seed 0: 200 steps in [\d.]+ s \([\d,]+ steps/s\), evaluation \d+\.\d"
+    assert re.fullmatch(last, updates[-1]["data"]["text/plain"])
+    assert tuple(capfd.readouterr()) == ("", "")
 
 
 class Terminal(io.StringIO):

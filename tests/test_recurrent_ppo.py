@@ -1,20 +1,17 @@
 """Recurrent PPO: sequences and masks, hidden states, gradients against a loop, exact resuming."""
 
 import json
-import os
 import shlex
-import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from helpers import assert_same, assert_same_run, in_child, run_until
+from helpers import assert_same
 from torch import Tensor, nn
 
 import rlbook.recurrent_ppo
-from rlbook.agent import UpdateResult
 from rlbook.cli import main
 from rlbook.policy_gradient import normalize
 from rlbook.ppo import PPO, ppo_loss
@@ -25,10 +22,9 @@ from rlbook.recurrent_ppo import (
     SequenceBatch,
     pad_sequences,
     sequence_mask,
-    train_recurrent_ppo,
     where_sequences_begin,
 )
-from rlbook.run import Collector, resume, train
+from rlbook.run import Collector
 from rlbook.settings import make_config, read_settings, shipped_configs
 
 SMALL: dict[str, Any] = {
@@ -448,17 +444,17 @@ def test_known_values() -> None:
 
 
 def test_truncation_still_bootstraps() -> None:
-    agent = RecurrentPPO("rlbook/ConstantReward-v0", **PROBE)
-    agent.learn(8_000, progress=False)
-    values = values_along(agent, [1.0] * 10)  # each is 10, though an episode has ten steps
-    assert values == pytest.approx([10] * 10, abs=0.7)
+    agent = RecurrentPPO("rlbook/ConstantReward-v0", **{**PROBE, "gamma": 0.8})
+    agent.learn(2_000, progress=False)
+    values = values_along(agent, [1.0] * 10)  # each is 5, though an episode has ten steps
+    assert values == pytest.approx([5] * 10, abs=0.3)
 
 
 @pytest.mark.parametrize("continuous", [False, True])
 def test_learns_which_action_is_right(continuous: bool) -> None:
     env_kwargs = {"continuous": continuous}
     agent = RecurrentPPO("rlbook/ActionReward-v0", env_kwargs=env_kwargs, **PROBE, initial_std=0.5)
-    agent.learn(5_000, progress=False)
+    agent.learn(2_500, progress=False)
     action, _ = agent.predict(np.array([[-1.0], [1.0]], np.float32))
     if continuous:
         np.testing.assert_allclose(action[:, 0], [-0.5, 0.5], atol=0.15)
@@ -505,51 +501,6 @@ def test_values_and_probabilities_are_those_of_first_observations() -> None:
     assert agent.probabilities(obs).sum(axis=1) == pytest.approx(np.ones(4))
     plain = RecurrentPPO(MASKED, **SMALL)
     np.testing.assert_allclose(agent.values(obs), plain.values(obs * [1, 8]), rtol=1e-4)
-
-
-# Saving and resuming
-
-
-RUN: dict[str, Any] = {
-    **{"hidden": (8,), "lstm_units": 6, "num_envs": 2, "seed": 3, "env_id": MASKED},
-    **{"num_steps": 8, "sequence_length": 4, "minibatch_size": 8, "epochs": 2},
-    **{"total_steps": 160, "eval_every": 80, "eval_episodes": 1, "log_every": 20},
-    **{"checkpoint_every": 36, "clip_range_decay_from": 0.0, "lr_decay_from": 0.0},
-}
-
-
-def test_a_run_that_is_killed_within_a_rollout_resumes_exactly(tmp_path: Path) -> None:
-    whole, cut, note = tmp_path / "whole", tmp_path / "cut", tmp_path / "calls"
-    assert in_child(run_until, None, RecurrentPPO, {**RUN, "run_dir": str(whole)}, note) == 0
-    calls = int(note.read_text())
-    settings = {**RUN, "run_dir": str(cut)}
-    assert in_child(run_until, int(0.6 * calls), RecurrentPPO, settings, note) == -9
-    assert in_child(run_until, None, RecurrentPPO, settings, note) == 0
-    assert_same_run(whole, cut)
-
-
-def die_in_epoch(settings: dict[str, Any], updates: int) -> None:
-    """Train, and be killed before an update in the middle of the epochs of a rollout."""
-    real = RecurrentPPO.update
-
-    def update(self: RecurrentPPO, batch: Any) -> UpdateResult:
-        if self.updates == updates:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(self, batch)
-
-    RecurrentPPO.update = update  # type: ignore[assignment, method-assign]
-    train(RecurrentPPO(**settings), progress=False)
-
-
-def test_a_run_that_is_killed_between_epochs_resumes_exactly(tmp_path: Path) -> None:
-    config = RecurrentPPOConfig(**RUN, run_dir=str(tmp_path / "whole"))
-    whole = train_recurrent_ppo(config, progress=False)
-    # 4 updates a rollout, 2 epochs of 2: the 22nd is the third of the sixth rollout
-    cut = {**RUN, "run_dir": str(tmp_path / "cut")}
-    assert in_child(die_in_epoch, cut, 22) == -9
-    again = resume(tmp_path / "cut", progress=False)
-    assert again.metrics == whole.metrics
-    assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
 
 # Bad input

@@ -128,14 +128,11 @@ def cut_power() -> None:
 # Stopped and resumed
 
 
-@KINDS
-def test_a_run_killed_at_three_random_moments_ends_as_one_left_alone(
-    extra: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_run_killed_at_three_random_moments_ends_as_one_left_alone(tmp_path: Path) -> None:
     half = {"total_steps": 450, "checkpoint_every": 125, "eval_every": 150, "log_every": 25}
 
     def settings(name: str) -> dict[str, Any]:
-        return {**SMALL, **half, **extra, "run_dir": str(tmp_path / name)}
+        return {**SMALL, **half, **SEVERAL, "run_dir": str(tmp_path / name)}
 
     note = tmp_path / "calls"
     assert in_child(run_until, None, DQN, settings("whole"), note) == 0

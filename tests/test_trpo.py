@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import assert_same, assert_same_run, in_child, run_until
+from helpers import assert_same
+from rollouts import RUN, check_killed_before
 from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, Normal
 
 from rlbook.agent import Metrics
 from rlbook.cli import main
 from rlbook.policy_gradient import CategoricalPolicy, GaussianPolicy, RolloutBatch
-from rlbook.run import Collector, resume, train
+from rlbook.run import Collector, train
 from rlbook.settings import make_config, read_settings, shipped_configs
 from rlbook.trpo import (
     TRPO,
@@ -383,9 +384,9 @@ def test_known_values() -> None:
 
 
 def test_truncation_still_bootstraps() -> None:
-    agent = TRPO("rlbook/ConstantReward-v0", **PROBE)
-    agent.learn(8_000, progress=False)
-    assert agent.values(np.ones((1, 1), np.float32))[0] == pytest.approx(10, abs=0.5)
+    agent = TRPO("rlbook/ConstantReward-v0", **{**PROBE, "gamma": 0.8})
+    agent.learn(2_000, progress=False)
+    assert agent.values(np.ones((1, 1), np.float32))[0] == pytest.approx(5, abs=0.25)
 
 
 @pytest.mark.parametrize("continuous", [False, True])
@@ -393,7 +394,7 @@ def test_learns_which_action_is_right(continuous: bool) -> None:
     env_kwargs = {"continuous": continuous}
     settings = {**PROBE, "target_kl": 0.05, "initial_std": 0.5}
     agent = TRPO("rlbook/ActionReward-v0", env_kwargs=env_kwargs, **settings)
-    agent.learn(8_000, progress=False)
+    agent.learn(4_000, progress=False)
     action, _ = agent.predict(np.array([[-1.0], [1.0]], np.float32))
     if continuous:
         np.testing.assert_allclose(action[:, 0], [-0.5, 0.5], atol=0.15)
@@ -404,53 +405,10 @@ def test_learns_which_action_is_right(continuous: bool) -> None:
 # Saving and resuming
 
 
-RUN: dict[str, Any] = {
-    **SMALL,
-    "env_id": "Pendulum-v1",
-    "num_steps": 6,
-    "minibatch_size": 6,
-    "total_steps": 120,
-    "eval_every": 60,
-    "eval_episodes": 1,
-    "log_every": 20,
-    "checkpoint_every": 28,  # rollouts have 12 steps
-    "lr_decay_from": 0.0,
-}
-
-
-def test_a_run_that_is_killed_within_a_rollout_resumes_exactly(tmp_path: Path) -> None:
-    whole, cut, note = tmp_path / "whole", tmp_path / "cut", tmp_path / "calls"
-    assert in_child(run_until, None, TRPO, {**RUN, "run_dir": str(whole)}, note) == 0
-    calls = int(note.read_text())
-    settings = {**RUN, "run_dir": str(cut)}
-    assert in_child(run_until, int(0.6 * calls), TRPO, settings, note) == -9
-    assert in_child(run_until, None, TRPO, settings, note) == 0
-    assert_same_run(whole, cut)
-
-
-def die_between_policy_and_values(settings: dict[str, Any], updates: int) -> None:
-    """Train, and be killed after the policy of a rollout has moved, before its values learn."""
-    import os
-    import signal
-
-    real = TRPO.compute_gradients
-
-    def compute_gradients(self: TRPO, batch: RolloutBatch) -> Metrics:
-        if self.updates == updates:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(self, batch)
-
-    TRPO.compute_gradients = compute_gradients  # type: ignore[method-assign]
-    train(TRPO(**settings), progress=False)
-
-
 def test_a_run_that_is_killed_within_an_update_resumes_exactly(tmp_path: Path) -> None:
-    whole = train_trpo(TRPOConfig(**RUN, run_dir=str(tmp_path / "whole")), progress=False)
-    cut = {**RUN, "run_dir": str(tmp_path / "cut")}
-    assert in_child(die_between_policy_and_values, cut, 6) == -9
-    again = resume(tmp_path / "cut", progress=False)
-    assert again.metrics == whole.metrics
-    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    """The policy of a rollout has moved, and its values have not learned yet."""
+    settings = {**RUN, "value_epochs": 2}
+    check_killed_before("compute_gradients", 6, TRPO, train_trpo, settings, tmp_path)
 
 
 # Bad input

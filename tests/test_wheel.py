@@ -86,13 +86,14 @@ def test_the_installed_wheel_works_without_the_repository(tmp_path: Path) -> Non
         return done.stdout
 
     code = "import rlbook, json; from rlbook.tune import find_space as space; print(json.dumps("
-    code += "[rlbook.__file__, list(rlbook.ALGORITHMS), list(space('dqn'))]))"
-    place, algorithms, space = json.loads(call("python", "-c", code))
+    code += "[rlbook.__file__, list(rlbook.ALGORITHMS), list(space('dqn'))])); "
+    code += "from rlbook.cli import main; main(['list'])"
+    facts, *listed = call("python", "-c", code).splitlines()
+    place, algorithms, space = json.loads(facts)
     assert Path(place).is_relative_to(tmp_path / "venv")
     assert "lr" in space
-    listed = call("rlbook", "list")
-    assert [line.split()[0] for line in listed.splitlines()[::2]] == algorithms
-    assert re.search(r"configs: .*cartpole", listed)
+    assert [line.split()[0] for line in listed[::2]] == algorithms
+    assert re.search(r"configs: .*cartpole", "\n".join(listed))
     short = ["--total-steps", "300", "--learning-starts", "200", "--eval-every", "150"]
     trained = call("rlbook", "train", "dqn", "--config", "cartpole", *short, "--run-dir", "run")
     assert "Done: step 300 with a mean return of" in trained
