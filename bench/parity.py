@@ -350,7 +350,14 @@ TASKS: dict[str, Task] = {
         deviations=(
             "Ours makes its first update when 128 transitions are stored, theirs after 4 steps.",
         ),
-        variants={"rlbook, Double": {"double": True}},
+        variants={
+            "rlbook, Double": {"double": True},
+            "rlbook, Double, squared error": {
+                "double": True,
+                "huber": False,
+                "max_grad_norm": None,
+            },
+        },
     ),
     "sac": Task(
         algo="sac",
