@@ -1019,9 +1019,15 @@ plt.show()
 
 # %% tags=["hide-input"]
 fresh = load_result("results/r2d2_masked_cartpole_fresh.json")
-final = fresh["runs"]["r2d2"]["final"]
+run = fresh["runs"]["r2d2"]
+figure, ax = plt.subplots(figsize=(6, 2.8))
+plot_band(ax, run["steps"], run["returns"], "R2D2, other seeds", COLORS["r2d2"])
+label_curves(ax, fresh["env_id"])
+ax.set_ylim(0, 520)
+ax.legend(loc="lower right")
+plt.show()
 print(made_by(fresh))
-print("R2D2 ends at", sorted(map(round, final)), f"with a mean of {np.mean(final):.0f}")
+print("R2D2 ends at", sorted(map(round, run["final"])), f"with a mean of {np.mean(run['final']):.0f}")
 
 # %% [markdown]
 # That is a little less than in the first figure, and one seed is stuck at 300 while the learning rate

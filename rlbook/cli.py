@@ -178,7 +178,8 @@ def list_command(parser: Parser, arguments: list[str]) -> int:
     for name, agent_class in known.items():
         configs = [key.split("/")[1] for key in shipped_configs() if key.startswith(f"{name}/")]
         fits = f"{agent_class.observations} observations, {agent_class.actions} actions"
-        print(f"{name:{width}}  {(agent_class.__doc__ or '').splitlines()[0]}")
+        about = (agent_class.__doc__ or "").partition("\n")[0]
+        print(f"{name:{width}}  {about}")
         print(f"{'':{width}}  {fits}; configs: {', '.join(configs) or 'none'}")
     return 0
 

@@ -217,6 +217,14 @@ def test_list_names_algorithms_and_configs(capsys: pytest.CaptureFixture[str]) -
     assert [line.split()[0] for line in text.splitlines()[::2]] == list(rlbook.ALGORITHMS)
 
 
+def test_list_takes_an_algorithm_without_a_docstring(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rlbook.DQN, "__doc__", None)
+    assert main(["list"]) == 0
+    assert re.search(r"^dqn *$", capsys.readouterr().out, flags=re.MULTILINE)
+
+
 def test_list_lines_up_the_algorithms_however_long_their_names(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
