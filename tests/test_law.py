@@ -243,8 +243,7 @@ def test_a_copy_learns_as_the_original_would(name: str) -> None:
 
 
 def test_agents_go_to_another_process_and_come_back() -> None:
-    # One of each kind of buffer and networks; all others are pickled in the test above.
-    agents = [learned(make(name)) for name in ("dqn", "drqn", "ppo", "sac", "drqv2")]
+    agents = [learned(make(name)) for name in ALGORITHMS]
     before = [copy.deepcopy(weights(agent)) for agent in agents]
     with CHILDREN.Pool(1) as pool:
         back = pool.map(learn_elsewhere, agents)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import assert_same
-from rollouts import RUN, check_killed_before
+from rollouts import RUN, check_killed_before, check_killed_within_a_rollout
 from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, Normal
 
@@ -403,6 +403,10 @@ def test_learns_which_action_is_right(continuous: bool) -> None:
 
 
 # Saving and resuming
+
+
+def test_a_run_that_is_killed_within_a_rollout_resumes_exactly(tmp_path: Path) -> None:
+    check_killed_within_a_rollout(TRPO, {**RUN, "value_epochs": 2}, tmp_path)
 
 
 def test_a_run_that_is_killed_within_an_update_resumes_exactly(tmp_path: Path) -> None:
