@@ -986,9 +986,9 @@ plt.show()
 # had to find for the task, but it starts more slowly. **n-step returns** help at the start: with 1-step
 # returns no seed has learned anything after 3,000 steps. The other panels show no clear difference, in
 # either direction. At this budget some seeds have solved the task and most have not; a seed that
-# balances for 500 steps after 3,000 often loses that again. So two sets of five seeds can differ by a
-# hundred for no reason at all, and to tell these parts apart would take many more seeds. The first
-# figure says the same of the whole: given 100,000 steps, DRQN gets almost as far.
+# balances for 500 steps after 3,000 often loses that again. To tell these parts apart would take many
+# more seeds than five. The first figure says the same of the whole: given 100,000 steps, DRQN gets
+# almost as far.
 #
 # ## Honest edges
 #

@@ -786,7 +786,8 @@ assert min(final) >= 450
 # ## Beside sb3-contrib
 #
 # Does another implementation, at the same settings, learn as fast? *sb3-contrib* is an extension of
-# Stable-Baselines3 and has a recurrent PPO, too. `bench/parity.py` trains ours and theirs on CartPole without velocities: rollouts of 32 steps of eight environments,
+# Stable-Baselines3 and has a recurrent PPO, too. `bench/parity.py` trains ours and theirs on
+# CartPole without velocities: rollouts of 32 steps of eight environments,
 # each rollout one minibatch, 20 epochs, two LSTMs of 64 units. Both have seven seeds and play the same
 # evaluation episodes at the same steps. These are the settings of feed-forward PPO in the RL Zoo,
 # not the shipped ones, and the observations are not scaled.
