@@ -46,6 +46,7 @@ html_static_path = ["_static"]
 html_css_files = ["book.css"]
 html_theme_options = {
     "show_toc_level": 2,
+    "max_navbar_depth": 2,  # no page lies deeper
     "use_fullscreen_button": False,
     "navbar_persistent": [],
     "footer_content_items": [],

@@ -18,9 +18,9 @@ for library in ("OMP", "OPENBLAS", "MKL"):
     os.environ[f"{library}_NUM_THREADS"] = "1"
 # The files that take longest, which begin first: else one process ends long after the other.
 LONGEST = (
-    *("browser", "export", "sweep", "tune", "sweep_ray", "law", "run", "drqv2", "recurrent_ppo"),
-    *("wheel", "cli", "drqn", "ppo", "dqn", "exercises", "policy_gradient", "parity", "progress"),
-    *("trpo", "sac", "pixels", "checkpoint", "book"),
+    *("browser", "sweep_ray", "export", "tune", "own", "run", "law", "sweep", "drqv2", "wheel"),
+    *("drqn", "ppo", "recurrent_ppo", "trpo", "policy_gradient", "dqn", "sac", "exercises"),
+    *("progress", "checkpoint", "book", "cli", "preprocess", "pixels", "speed", "r2d2", "parity"),
 )
 
 

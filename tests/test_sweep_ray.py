@@ -97,7 +97,7 @@ def test_both_backends_give_the_same_numbers_bit_for_bit(ray: Any, tmp_path: Pat
 def test_a_run_whose_worker_is_killed_goes_on_from_its_checkpoint(
     number: signal.Signals, ray: Any, tmp_path: Path
 ) -> None:
-    settings = {**TINY, "total_steps": 6_000, "log_every": 1_000}
+    settings = {**TINY, "total_steps": 3_000, "log_every": 1_000}
     cut, whole = (make_plan("dqn", settings, {n: {}}, [0], tmp_path)[0] for n in ("cut", "whole"))
     killer = when_checkpointed(cut, number, "worker")
     said: list[str] = []

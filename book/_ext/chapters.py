@@ -175,17 +175,20 @@ def term_pattern(term: str) -> re.Pattern[str]:
 
 def link_terms(doctree: nodes.document) -> None:
     """Link the first use of each term of the glossary."""
+    texts = [node for node in doctree.findall(nodes.Text) if linkable(node)]
     for term, meaning in glossary().items():
         pattern = term_pattern(term)
-        for node in doctree.findall(nodes.Text):
+        for i, node in enumerate(texts):
             text = node.astext()
             match = pattern.search(text)
-            if match and linkable(node):
+            if match:
                 anchor = "#" + library.default_slugify(term)
                 link = page_reference("book/glossary", match[0], anchor)
                 link["reftitle"], link["classes"] = plain(meaning), ["term"]
                 parts = [nodes.Text(text[: match.start()]), link, nodes.Text(text[match.end() :])]
-                node.parent.replace(node, [part for part in parts if part.astext()])
+                parts = [part for part in parts if part.astext()]
+                node.parent.replace(node, parts)
+                texts[i : i + 1] = [part for part in parts if part is not link]
                 break
 
 
