@@ -385,7 +385,7 @@ assert huber.item() == 1.0
 # $$\theta^- \leftarrow (1 - \tau)\,\theta^- + \tau\,\theta$$
 #
 # With $\tau = 1$ and a large interval this copies the network now and then, as in the paper. With a
-# small $\tau$ at every update the target network trails behind, which is called Polyak averaging.
+# small $\tau$ at every update the target network follows slowly, which is called Polyak averaging.
 #
 # By hand: target parameter 0, parameter 1, $\tau = 0.1$: after one step 0.1, after two
 # $0.9 \cdot 0.1 + 0.1 = 0.19$.
@@ -682,7 +682,7 @@ class DQN(Agent):
 
     @torch.no_grad()
     def q_values(self, obs: np.ndarray) -> np.ndarray:
-        """Return the values (batch, actions) of observations (batch, inputs)."""
+        """Return values (batch, actions) of observations (batch, inputs), as `act` gets them."""
         seen = torch.as_tensor(obs, dtype=torch.float32, device=self.device)
         return self.q_network(seen).cpu().numpy()
 
@@ -948,6 +948,8 @@ show_parity("results/parity_dqn_lunarlander.json")
 # | 1-step targets, plain maximum | 10-step targets and Double in the shipped settings | with these settings 1-step targets learn CartPole and then forget it, at least for a while |
 # | copies the target every 10,000 updates | Polyak averaging, $\tau = 0.02$ | smoother; the interval is a setting |
 # | RMSProp, errors clipped to ±1 | Adam, squared error | today's default; Huber is a setting |
+# | a constant learning rate | constant for half of the run, then falling to 0 | the last weights do not jump about |
+# | batches of 32, an update every 4 steps, 1,000,000 transitions | batches of 64, an update every 2 steps, 50,000 | a short run |
 # | ε from 1 to 0.1 in 1,000,000 frames | 1 to 0.1 in 25,000 steps | a smaller task |
 # | one environment | five | fewer, larger operations |
 # | inputs as they are | the angle times 8 | knowledge of the task; measured above |
@@ -1082,7 +1084,10 @@ assert abs(dqn_loss(*hand)[0].item() - 3.445) < 1e-5
 # **Exercise 5.** A dueling network (Wang et al. 2016) splits $Q(s, a)$ into the value $V(s)$ and the
 # advantage $A(s, a)$ of each action over the mean: $Q(s, a) = V(s) + A(s, a) - \operatorname{mean}_{a'}
 # A(s, a')$. Write it, and train DQN with it. Any `nn.Module` that maps observations (batch, inputs) to
-# values (batch, actions) may be returned by `make_network`.
+# values (batch, actions) may be returned by `make_network`. Where the observations are whole numbers,
+# as bytes are, it must begin with `obs.float()`, as `QNetwork` does. Only layers that work differently
+# when they train, such as dropout and batch normalisation, are not for it: the library never switches
+# them to evaluation.
 #
 # <details>
 # <summary>Solution</summary>

@@ -316,9 +316,9 @@
 #
 # ### Critic
 #
-# The network that judges what the actor does. In A2C and PPO it estimates the value of a state, in
-# SAC, REDQ and DrQ-v2 the Q-value of an action. There its gradient tells the actor how to change
-# the action. See
+# The network beside the actor that estimates values: in A2C and PPO the value of a state, in SAC,
+# REDQ and DrQ-v2 the Q-value of an action. There its gradient tells the actor how to change the
+# action. See
 # [Policy gradient](policy_gradient.ipynb) and [SAC](sac.ipynb#the-critics).
 #
 # ### Entropy

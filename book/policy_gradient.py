@@ -600,9 +600,9 @@ assert abs(bias[0] + 1 / 16) < 1e-6 and abs(bias[-1]) < 0.03 and 0 < error.argmi
 # sampled*: a Gaussian may sample a torque of 2.7 where the environment allows 2. The environment
 # gets 2, but the log-probability has to be that of 2.7, because this is what the policy did. It
 # stores both `terminated` and `ended`, as `gae` needs them. One case is easy to overlook: if you
-# call `learn` twice, the second call starts new episodes, and the last step of the old ones was
-# never marked as an end. The buffer sees it in the next step, which is marked as the first of its
-# episode.
+# change the environment between two calls of `learn`, the second call starts new episodes, and the
+# last step of the old ones was never marked as an end. The buffer sees it in the next step, which is
+# marked as the first of its episode.
 
 # %%
 #| export
@@ -643,7 +643,7 @@ class RolloutBuffer:
         self.size += 1
 
     def clear(self) -> None:
-        """Forget the steps: they were chosen by a policy that has changed since."""
+        """Drop the steps: they were chosen by a policy that has changed since."""
         self.size = 0
 
     def tensors(self, device: torch.device) -> dict[str, Tensor]:
@@ -946,11 +946,13 @@ class A2C(Agent):
     def choose(self, distribution: Distribution, explore: bool) -> np.ndarray:
         """Return actions as the environments want them, and remember them as they were sampled."""
         action = sample_action(distribution, self.generator) if explore else distribution.mode
-        self.sampled = action.cpu().numpy()  # for `observe`: the environment gets it clipped
+        chosen = action.cpu().numpy()
+        if explore:
+            self.sampled = chosen  # for `observe`: the environment gets it clipped
         if isinstance(self.action_space, gym.spaces.Discrete):
-            return self.sampled + self.action_space.start
+            return chosen + self.action_space.start
         low, high, dtype = self.action_space.low, self.action_space.high, self.action_space.dtype
-        return np.clip(self.sampled, low, high).astype(dtype)
+        return np.clip(chosen, low, high).astype(dtype)
 
     def observe(self, transition: Transition) -> None:
         """Store one step of all environments."""
@@ -1021,12 +1023,12 @@ class A2C(Agent):
 
     @torch.no_grad()
     def values(self, obs: np.ndarray) -> np.ndarray:
-        """Return the values (batch,) of observations (batch, inputs)."""
+        """Return the values (batch,) of observations (batch, inputs), as `act` gets them."""
         return self.value_network(torch.as_tensor(obs, device=self.device)).cpu().numpy()
 
     @torch.no_grad()
     def probabilities(self, obs: np.ndarray) -> np.ndarray:
-        """Return the probability of each of a few actions, (batch, actions)."""
+        """Return the probability of each action (batch, actions), given what `act` gets."""
         distribution = self.policy(torch.as_tensor(obs, device=self.device))
         if not isinstance(distribution, Categorical):
             raise ValueError("Continuous actions have a density, not a list of probabilities.")
@@ -1222,7 +1224,7 @@ show_parity("results/parity_a2c.json")
 # for it: the test also cuts episodes off, and both sides still come to the same parameters. Twenty
 # more seeds gave the answer. A bootstrap interval of ten seeds is too narrow (Student's t-test,
 # which allows for that, gave p = 0.06), and seeds differ much more than the two sides do, with mean
-# heights from 155 to 391 for ours and from 194 to 409 for theirs. Both sides are unsteady: at a
+# heights from 158 to 395 for ours and from 197 to 415 for theirs. Both sides are unsteady: at a
 # constant learning rate, a policy that balances for 500 steps is often lost again, which is why the
 # settings above let the rate fall.
 #

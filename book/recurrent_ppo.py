@@ -797,7 +797,7 @@ show_parity("results/parity_recurrent_ppo.json")
 
 # %% [markdown]
 # The interval in the title, which [Figures](figures.ipynb) explains, holds 0. (The first five seeds
-# alone gave +62, from +17 to +104, which two more seeds did not confirm: five are few.) In a test
+# alone gave +62, from +17 to +104; two more were added after that was seen.) In a test
 # both sides get the same weights and the same rollout. Their advantages are equal, and the changes
 # of their parameters agree to 5 %. The rest is the effect of an extra cut: in each epoch
 # sb3-contrib also cuts the sequences at a random step. Neither side comes near 500 with these

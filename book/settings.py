@@ -274,7 +274,7 @@ for wrong in ({"lr": -1.0}, {"lr": "fast"}):
 
 # %%
 #| export
-ELSEWHERE = {  # what other libraries call a setting
+ELSEWHERE = {  # what other libraries call a setting, and what it was called here before 0.2
     "learning_rate": "lr",
     "total_timesteps": "total_steps",
     "timesteps": "total_steps",
@@ -291,6 +291,17 @@ ELSEWHERE = {  # what other libraries call a setting
     "eval_freq": "eval_every",
     "n_eval_episodes": "eval_episodes",
     "net_arch": "hidden",
+    "warmup_steps": "learning_starts",
+    "update_every": "train_frequency",
+    "updates_per_round": "gradient_steps",
+    "updates_per_step": "gradient_steps",
+    "target_every": "target_update_interval",
+    "epsilon_floor": "final_epsilon",
+    "epsilon_steps": "epsilon_decay_steps",
+    "units": "lstm_units",
+    "memory": "carry_state",
+    "policy_value": "actor_value",
+    "actor_teaches_encoder": "actor_trains_encoder",
 }
 
 

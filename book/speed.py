@@ -308,7 +308,7 @@ for name, contest in speed["peers"].items():
 
 # %% [markdown]
 # Our eager code is plain PyTorch with a fused Adam, two critics in one batched product, no
-# gradients for the critics when the actor learns, one indexing operation to sample a batch, and
+# gradients for the critics when the actor of SAC learns, one indexing operation to sample a batch, and
 # metrics that stay tensors until a line is written.
 #
 # SBX has the same algorithms in JAX. There the whole update, optimiser included, is one compiled

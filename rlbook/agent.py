@@ -424,7 +424,9 @@ REPLAY = "replay"  # the one part that a checkpoint may leave out
 BUILT_FROM = (  # settings that shape networks and buffers, which a later change would not reach
     *("num_envs", "device", "compile", "normalize_observations", "normalize_rewards"),
     *("hidden", "observation_scale", "lstm_units", "encoder", "features", "num_critics"),
-    *("buffer_size", "n_step", "num_steps", "chunk_length"),
+    *("orthogonal_init", "initial_std", "forget_bias", "previous_action", "actor_trains_encoder"),
+    *("initial_alpha", "target_entropy", "gamma", "n_step", "buffer_size", "num_steps"),
+    *("chunk_length", "burn_in", "overlap", "alpha"),
 )
 
 
@@ -474,7 +476,9 @@ class Agent(ABC):
         check_parts(self)
         if config.compile:
             compile_methods(self)
-        self.built_from = {name: getattr(config, name, None) for name in BUILT_FROM}
+        # Without a schedule the optimisers keep the learning rate that they were made with.
+        rate = () if hasattr(config, "lr_now") else ("lr",)
+        self.built_from = {name: getattr(config, name, None) for name in (*BUILT_FROM, *rate)}
 
     def __repr__(self) -> str:
         where = f"{self.config.env_id!r}, seed={self.config.seed}"
@@ -499,7 +503,7 @@ class Agent(ABC):
 
     @abstractmethod
     def update(self, batch: Any) -> UpdateResult:
-        """Make one gradient step."""
+        """Make one gradient step; who calls it counts it in `updates`, as the loop does."""
 
     def sample(self) -> Any:
         """Draw what one update learns from; an agent with a replay buffer fills this in."""

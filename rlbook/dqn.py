@@ -247,7 +247,7 @@ class DQN(Agent):
 
     @torch.no_grad()
     def q_values(self, obs: np.ndarray) -> np.ndarray:
-        """Return the values (batch, actions) of observations (batch, inputs)."""
+        """Return values (batch, actions) of observations (batch, inputs), as `act` gets them."""
         seen = torch.as_tensor(obs, dtype=torch.float32, device=self.device)
         return self.q_network(seen).cpu().numpy()
 

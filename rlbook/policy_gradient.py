@@ -181,7 +181,7 @@ class RolloutBuffer:
         self.size += 1
 
     def clear(self) -> None:
-        """Forget the steps: they were chosen by a policy that has changed since."""
+        """Drop the steps: they were chosen by a policy that has changed since."""
         self.size = 0
 
     def tensors(self, device: torch.device) -> dict[str, Tensor]:
@@ -392,11 +392,13 @@ class A2C(Agent):
     def choose(self, distribution: Distribution, explore: bool) -> np.ndarray:
         """Return actions as the environments want them, and remember them as they were sampled."""
         action = sample_action(distribution, self.generator) if explore else distribution.mode
-        self.sampled = action.cpu().numpy()  # for `observe`: the environment gets it clipped
+        chosen = action.cpu().numpy()
+        if explore:
+            self.sampled = chosen  # for `observe`: the environment gets it clipped
         if isinstance(self.action_space, gym.spaces.Discrete):
-            return self.sampled + self.action_space.start
+            return chosen + self.action_space.start
         low, high, dtype = self.action_space.low, self.action_space.high, self.action_space.dtype
-        return np.clip(self.sampled, low, high).astype(dtype)
+        return np.clip(chosen, low, high).astype(dtype)
 
     def observe(self, transition: Transition) -> None:
         """Store one step of all environments."""
@@ -467,12 +469,12 @@ class A2C(Agent):
 
     @torch.no_grad()
     def values(self, obs: np.ndarray) -> np.ndarray:
-        """Return the values (batch,) of observations (batch, inputs)."""
+        """Return the values (batch,) of observations (batch, inputs), as `act` gets them."""
         return self.value_network(torch.as_tensor(obs, device=self.device)).cpu().numpy()
 
     @torch.no_grad()
     def probabilities(self, obs: np.ndarray) -> np.ndarray:
-        """Return the probability of each of a few actions, (batch, actions)."""
+        """Return the probability of each action (batch, actions), given what `act` gets."""
         distribution = self.policy(torch.as_tensor(obs, device=self.device))
         if not isinstance(distribution, Categorical):
             raise ValueError("Continuous actions have a density, not a list of probabilities.")

@@ -205,9 +205,9 @@ class ReplayConfig(Config):
         default=1_000, ge=0, description="Environment steps before the first update."
     )
     train_frequency: int = Field(
-        default=4, ge=1, description="Environment steps between two rounds of updates."
+        default=4, ge=1, description="Environment steps from one update to the next."
     )
-    gradient_steps: int = Field(default=1, ge=1, description="Updates in each round.")
+    gradient_steps: int = Field(default=1, ge=1, description="Updates made each time.")
 
     @model_validator(mode="after")
     def check_batch_fits(self) -> Self:

@@ -685,8 +685,16 @@ class Run:
         for batch in agent.batches():
             if self.compiling:
                 self.progress.announce("compiling the update, which can take a minute")
-                self.compiling = False
-            metrics = getattr(agent.update(batch), "metrics", {})  # an algorithm may return nothing
+            try:
+                result = agent.update(batch)
+            except RuntimeError as error:
+                if not self.compiling:
+                    raise
+                reason = str(error).strip().partition("\n")[0]
+                why = f"the update of {agent.name} could not be compiled ({reason})"
+                raise Mistake(f"Setting 'compile' must be left out: {why}.") from error
+            self.compiling = False
+            metrics = getattr(result, "metrics", {})  # an algorithm may return nothing
             agent.updates += 1
         if metrics is None:
             return  # no update was due

@@ -374,7 +374,10 @@ class SAC(Agent):
 
     @torch.no_grad()
     def q_values(self, obs: np.ndarray, action: np.ndarray | None = None) -> np.ndarray:
-        """Return what each critic (batch, critics) says of actions, or of the policy's own."""
+        """Return each critic's value (batch, critics) of actions, or of the policy's own.
+
+        Observations are as `act` gets them.
+        """
         if action is None:
             action, _ = self.act(obs, None, np.ones(len(obs), dtype=bool), explore=False)
         action = self.scale.from_env(action)

@@ -137,7 +137,7 @@ def explain(error: ValidationError, config_class: type[BaseModel], settings: dic
     return f"Setting {name!r} must be {wanted}, not {settings.get(str(name))!r}."
 
 
-ELSEWHERE = {  # what other libraries call a setting
+ELSEWHERE = {  # what other libraries call a setting, and what it was called here before 0.2
     "learning_rate": "lr",
     "total_timesteps": "total_steps",
     "timesteps": "total_steps",
@@ -154,6 +154,17 @@ ELSEWHERE = {  # what other libraries call a setting
     "eval_freq": "eval_every",
     "n_eval_episodes": "eval_episodes",
     "net_arch": "hidden",
+    "warmup_steps": "learning_starts",
+    "update_every": "train_frequency",
+    "updates_per_round": "gradient_steps",
+    "updates_per_step": "gradient_steps",
+    "target_every": "target_update_interval",
+    "epsilon_floor": "final_epsilon",
+    "epsilon_steps": "epsilon_decay_steps",
+    "units": "lstm_units",
+    "memory": "carry_state",
+    "policy_value": "actor_value",
+    "actor_teaches_encoder": "actor_trains_encoder",
 }
 
 

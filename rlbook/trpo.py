@@ -191,7 +191,7 @@ class TRPO(A2C):
 
         def attempt(fraction: float) -> tuple[Tensor, Tensor]:
             """Go this fraction of the step; return the improvement and the KL divergence."""
-            set_parameters(parameters, start + fraction * step)
+            set_parameters(parameters, start + fraction * step if fraction > 0 else start)
             new = self.policy(batch.obs)
             new_loss = trpo_loss(new.log_prob(batch.action), batch.log_prob, advantage)
             return (loss - new_loss).detach(), mean_kl(old, new).detach()

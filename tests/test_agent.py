@@ -113,6 +113,10 @@ def test_a_device_that_is_not_there_gets_a_sentence(device: str) -> None:
 def test_an_unknown_environment_or_setting_names_the_nearest() -> None:
     with pytest.raises(ValueError, match="Did you mean 'CartPole-v1'"):
         DQN("CartPol-v1")
+    for before, now in (("warmup_steps", "learning_starts"), ("epsilon_floor", "final_epsilon")):
+        old: dict[str, Any] = {before: 1}
+        with pytest.raises(ValueError, match=f"'{before}'. Did you mean '{now}'"):
+            DQN("CartPole-v1", **old)
     with pytest.raises(ValueError, match=r"DQN has no setting 'gama'\. Did you mean 'gamma'"):
         DQN("CartPole-v1", gama=0.9)
 

@@ -4,6 +4,7 @@ import ast
 import copy
 import importlib
 import inspect
+import multiprocessing
 import pickle
 import re
 from collections import defaultdict
@@ -14,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from helpers import CHILDREN, assert_same, learn_elsewhere
+from helpers import assert_same, learn_elsewhere
 from torch import Tensor, nn
 
 from rlbook.agent import Agent, UpdateResult, algorithms, chapter_modules
@@ -245,12 +246,47 @@ def test_a_copy_learns_as_the_original_would(name: str) -> None:
 def test_agents_go_to_another_process_and_come_back() -> None:
     agents = [learned(make(name)) for name in ALGORITHMS]
     before = [copy.deepcopy(weights(agent)) for agent in agents]
-    with CHILDREN.Pool(1) as pool:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:  # a new interpreter
         back = pool.map(learn_elsewhere, agents)
     assert_same([weights(agent) for agent in agents], before)  # no memory is shared
     for agent, returned in zip(agents, back, strict=True):
         assert_same(state_of(learned(agent)), state_of(returned))
         assert_same(state_of(learned(agent, 10)), state_of(learned(returned, 10)))
+
+
+@EVERY
+def test_settings_that_build_reads_are_fixed_from_then_on(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent_class, read = ALGORITHMS[name], set[str]()
+    config_class = agent_class.config_class
+    build, get = agent_class.build, config_class.__getattribute__
+
+    def noted(config: Any, key: str) -> Any:
+        read.update({key} & config_class.model_fields.keys())
+        return get(config, key)
+
+    def watched(agent: Agent) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(config_class, "__getattribute__", noted)
+            build(agent)
+
+    monkeypatch.setattr(agent_class, "build", watched)
+    agent = make(name)
+    scheduled = {"lr"} if hasattr(agent.config, "lr_now") else set()  # set before each step
+    assert "hidden" in read and read - set(agent.built_from) <= {"env_id", "seed"} | scheduled
+
+
+def test_a_fixed_setting_that_changes_is_refused() -> None:
+    for name, setting, value in (("r2d2", "burn_in", 1), ("sac", "lr", 0.5), ("ppo", "gamma", 0.5)):
+        agent = make(name)
+        agent.config = agent.config.replace(**{setting: value})
+        with pytest.raises(ValueError, match=f"Setting '{setting}' was .*make a new agent"):
+            agent.learn(8, progress=False)
+    dqn: Any = make("dqn")
+    dqn.config = dqn.config.replace(lr=0.5)
+    learned(dqn)
+    assert dqn.optimizer.param_groups[0]["lr"] == 0.5
 
 
 def test_a_copy_writes_nowhere(tmp_path: Path) -> None:
@@ -379,6 +415,18 @@ def test_an_agent_without_an_lstm_is_not_told_of_one(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(ALGORITHMS["dqn"], "compiled", ())
     with pytest.raises(ValueError, match=r"'compile' is not for dqn: it lists no method in"):
         make("dqn", compile=True)
+
+
+def test_what_cannot_be_compiled_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Printing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            print(x.sum())  # which no graph can hold
+            return super().forward(x)
+
+    monkeypatch.setattr(ALGORITHMS["dqn"], "make_network", lambda agent: Printing(4, 2))
+    agent = compiled_agent("dqn", monkeypatch, "aot_eager", env_id="CartPole-v1")
+    with pytest.raises(ValueError, match=r"^Setting 'compile' must be left out: the update of dqn"):
+        agent.learn(40, progress=False)
 
 
 def test_without_a_compiler_there_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

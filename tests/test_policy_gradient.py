@@ -423,6 +423,14 @@ def test_gaussian_actions_are_clipped_for_the_environment_alone() -> None:
     np.testing.assert_allclose(batch.log_prob, exact, rtol=1e-4)
 
 
+def test_a_question_between_acting_and_observing_changes_nothing() -> None:
+    agent = A2C("CartPole-v1", **SMALL)
+    obs = np.random.default_rng(0).normal(size=(2, 4)).astype(np.float32)
+    actions, _ = agent.act(obs, None, np.ones(2, dtype=bool), explore=True)
+    agent.predict(np.zeros(4, np.float32))
+    np.testing.assert_array_equal(agent.sampled, actions)
+
+
 @pytest.mark.parametrize("kind", ["shifted", "unbounded"])
 def test_actions_arrive_in_the_space_of_the_environment(kind: str) -> None:
     agent = A2C("Odd-v0", env_kwargs={"kind": kind}, **SMALL)

@@ -297,12 +297,15 @@ def test_without_the_line_search_steps_leave_the_region(env_id: str) -> None:
     assert max(kl) > 0.05
 
 
-def test_a_step_that_never_improves_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("factor", [-100, torch.inf])
+def test_a_step_that_never_improves_is_not_made(
+    factor: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     agent = TRPO("CartPole-v1", **SMALL)
     batch = filled(agent)
     before = copy.deepcopy(agent.policy.state_dict())
     values = copy.deepcopy(agent.value_network.state_dict())
-    monkeypatch.setattr("rlbook.trpo.largest_step", lambda product, x, target_kl: -100 * x)
+    monkeypatch.setattr("rlbook.trpo.largest_step", lambda product, x, target_kl: factor * x)
     metrics = agent.update(batch).metrics
     assert metrics["accepted"] == 0 and metrics["line_search_steps"] == 10
     assert metrics["kl"] == 0 and metrics["improvement"] == 0
