@@ -107,8 +107,19 @@ class PrioritizedChunks(Chunks):
 class PrioritizedRecurrentReplayBuffer(RecurrentReplayBuffer):
     """DRQN's buffer, sampled by priority; its chunks begin with burn-in and may overlap."""
 
-    def __init__(self, *args: Any, alpha: float = 0.6, burn_in: int = 0, overlap: int = 0) -> None:
-        super().__init__(*args)  # what DRQN's buffer takes
+    def __init__(
+        self,
+        capacity: int,
+        dtype: np.dtype,
+        num_envs: int,
+        n: int,
+        gamma: float,
+        seed: int,
+        alpha: float = 0.6,
+        burn_in: int = 0,
+        overlap: int = 0,
+    ) -> None:
+        super().__init__(capacity, dtype, num_envs, n, gamma, seed)
         self.alpha, self.burn_in, self.overlap = alpha, burn_in, overlap
         self.tree = SumTree(len(self.ring.storage))  # of priority ** alpha
         self.max_priority = 1.0  # of a new chunk: as high as any so far, it never falls
