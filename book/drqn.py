@@ -1189,9 +1189,9 @@ plt.show()
 # | targets | 1-step, no Double | n-step inside the chunk, Double, both settings |
 # | exploration | ε to 0.1 | ε to 0.05 |
 # | input | the frame alone | the previous action as well; observations scaled |
-# | rewards, discount | clipped to ±1, 0.99 | × 0.1 and 0.995 on masked CartPole |
-# | learning rate | constant | falls to 0 on masked CartPole |
-# | target network | copied now and then | moves 1 % at each update on masked CartPole |
+#
+# On masked CartPole rewards are also multiplied by 0.1, the discount is 0.995, the learning rate falls to 0 from
+# the first step on, and the target network moves by 1 % at each update.
 #
 # The paper's numbers are from Atari games, some of them with half of the frames blanked, and
 # cannot be compared with ours.

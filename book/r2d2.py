@@ -1043,11 +1043,10 @@ print("R2D2 ends at", sorted(map(round, run["final"])), f"with a mean of {np.mea
 # %% [markdown]
 # That is a little less than in the first figure, and one seed is stuck at 300 while the learning rate
 # falls to 0. Why? In that seed every greedy episode ends with the cart off the track, and the values
-# predict it well. But one action matters little when hundreds follow: the difference between the two
-# actions is one or two per cent of the value, and there its sign is no better than a guess. Fewer
-# steps in the return, clipped gradients, a slower target network, the paper's ε of Adam, dueling
-# heads and a larger LSTM were tried since. Most of them raise the mean a little; none that was tried
-# on ten seeds or more kept all of them above 400. On another task, search again.
+# predict it well. But one action matters little when hundreds follow, so the difference between the
+# two actions is a small part of the value, and there the network guesses. Fewer steps in the return,
+# clipped gradients and the paper's ε of Adam were tried since, and with each of them single seeds
+# still got stuck. On another task, search again.
 #
 # Not covered: images, continuous actions, acting in other processes.
 #

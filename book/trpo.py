@@ -582,6 +582,7 @@ class TRPO(A2C):
 
         def attempt(fraction: float) -> tuple[Tensor, Tensor]:
             """Go this fraction of the step; return the improvement and the KL divergence."""
+            # Not 0 times the step, which is no zero if the step is infinite.
             set_parameters(parameters, start + fraction * step if fraction > 0 else start)
             new = self.policy(batch.obs)
             new_loss = trpo_loss(new.log_prob(batch.action), batch.log_prob, advantage)

@@ -550,6 +550,12 @@ def check_form(parity: ModuleType, name: str, result: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("path", STORED, ids=[path.stem for path in STORED])
+def test_no_stored_comparison_shows_ours_behind(path: Path) -> None:
+    _, _, high = figures.load_result(path)["difference"]
+    assert high >= 0, "find out why"
+
+
+@pytest.mark.parametrize("path", STORED, ids=[path.stem for path in STORED])
 def test_stored_comparisons_have_todays_settings(parity: ModuleType, path: Path) -> None:
     result = figures.load_result(path)
     name = path.stem.removeprefix("parity_")
@@ -560,7 +566,6 @@ def test_stored_comparisons_have_todays_settings(parity: ModuleType, path: Path)
     task = parity.TASKS[name]
     assert result["deviations"] == list(task.deviations)
     assert len(result["seeds"]) >= 5
-    assert result["difference"][2] >= 0, "ours learns more slowly: find out why"
     expected = list(range(task.eval_every, task.total_steps + 1, task.eval_every))
     assert all(run["steps"] == expected for run in result["runs"].values())
 
