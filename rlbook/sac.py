@@ -349,9 +349,12 @@ class SAC(Agent):
         action, log_prob = squashed_sample(mean, log_std, noise)
         value = self.actor_value(self.critics(obs, action))
         loss, metrics = actor_loss(value, log_prob, self.temperature().detach())
-        loss.backward(inputs=list(self.actor.parameters()))  # the critics get no gradient from it
-        loss, more_metrics = alpha_loss(self.temperature.log_alpha, log_prob, self.target_entropy)
-        loss.backward()
+        entropy_loss, more_metrics = alpha_loss(
+            self.temperature.log_alpha, log_prob, self.target_entropy
+        )
+        # Neither loss has a gradient for what the other trains, and the critics get none at all.
+        trained = [*self.actor.parameters(), *self.temperature.parameters()]
+        (loss + entropy_loss).backward(inputs=trained)
         return metrics | more_metrics
 
     def update(self, batch: Batch) -> UpdateResult:
