@@ -427,7 +427,10 @@ def linear_epsilon(step: int, decay_steps: int, final: float) -> float:
 
 
 def epsilon_greedy(
-    actions: np.ndarray, choices: int, epsilon: float, generator: np.random.Generator
+    actions: np.ndarray,
+    choices: int,
+    epsilon: float | np.ndarray,  # one for all actions, or one for each
+    generator: np.random.Generator,
 ) -> np.ndarray:
     """Replace each action, with probability `epsilon`, by a random one of the `choices`."""
     explores = generator.random(len(actions)) < epsilon

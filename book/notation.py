@@ -81,6 +81,7 @@
 # | $B$ | `batch_size` | the size of a batch |
 # | $m_{t,b}$ | `mask` | 1 for a step that counts, 0 for padding; $b$ is the index in the batch |
 # | $\varepsilon$, $T_\varepsilon$ | `epsilon`, `epsilon_decay_steps` | the probability of a random action, and the steps in which it falls |
+# | $\kappa$ | `epsilon_spread` | how far the $\varepsilon$ of several environments lie apart (R2D2) |
 # | $p_i$, $\eta$ | `priorities`, `eta` | the priority of chunk $i$, and the share of the largest TD error in it |
 # | $P(i)$, $w_i$ | `weights` | the probability that chunk $i$ is sampled, and its importance weight |
 # | $\beta$ | `beta` | the power of an importance weight |

@@ -111,6 +111,7 @@ from .r2d2 import (
     rescale,
     rescale_inverse,
     sequence_priorities,
+    spread_epsilon,
     train_r2d2,
 )
 from .recurrent_ppo import (
@@ -314,6 +315,7 @@ __all__ = [
     "set_parameters",
     "shift_images",
     "smallest_image",
+    "spread_epsilon",
     "squashed_sample",
     "storage_dtype",
     "to_batch",

@@ -393,10 +393,14 @@ class DRQN(Agent):
         q, hidden = self.q_network(x, tuple(hidden), start)  # (1, batch, actions)
         actions = q.squeeze(0).argmax(dim=1).cpu().numpy()
         if explore:
-            epsilon = self.config.epsilon(self.global_step)
+            epsilon = self.epsilon(len(actions))
             actions = epsilon_greedy(actions, int(self.action_space.n), epsilon, self.generator)
         played = torch.from_numpy(self.preprocess.one_hot(actions)).to(self.device)
         return actions + self.action_space.start, (*hidden, played)
+
+    def epsilon(self, count: int) -> float | np.ndarray:
+        """Return the probability of a random action in each of `count` environments now."""
+        return self.config.epsilon(self.global_step)  # the same in all
 
     def observe(self, transition: Transition) -> None:
         """Append the step to the open chunks, with the hidden state before it."""

@@ -12,6 +12,7 @@ __all__ = [
     "rescale",
     "rescale_inverse",
     "sequence_priorities",
+    "spread_epsilon",
     "train_r2d2",
 ]
 
@@ -29,7 +30,7 @@ from torch import Tensor, nn
 
 from rlbook.agent import Diverged, Metrics
 from rlbook.callbacks import Callbacks
-from rlbook.dqn import dqn_target
+from rlbook.dqn import dqn_target, linear_epsilon
 from rlbook.drqn import (
     DRQN,
     Chunks,
@@ -238,6 +239,12 @@ def sequence_priorities(td_error: Tensor, mask: Tensor, eta: float) -> Tensor:
     return eta * size.amax(dim=0) + (1 - eta) * mean
 
 
+# %% book/r2d2.py · Exploring: an ε for each environment
+def spread_epsilon(epsilon: float, spread: float, count: int) -> np.ndarray:
+    """Return an epsilon for each of `count` environments, from `epsilon` down to its power."""
+    return epsilon ** (1 + spread * np.linspace(0, 1, count))
+
+
 # %% book/r2d2.py · The settings
 class R2D2Config(DRQNConfig):
     """The settings of R2D2: those of DRQN, and those of what it replays."""
@@ -262,6 +269,9 @@ class R2D2Config(DRQNConfig):
         default=0.9, ge=0, le=1, description="Share of the largest error in a priority."
     )
     value_rescaling: bool = Field(default=False, description="Whether values are learned squashed.")
+    epsilon_spread: float = Field(
+        default=0.0, ge=0, description="Spread of epsilon over the environments; 0: all have one."
+    )
 
     @model_validator(mode="after")
     def check_chunks(self) -> Self:
@@ -288,7 +298,7 @@ class R2D2Config(DRQNConfig):
 
 # %% book/r2d2.py · The agent
 class R2D2(DRQN):
-    """DRQN with prioritised replay and burn-in."""
+    """DRQN with prioritised replay, burn-in and an epsilon for each environment."""
 
     name: ClassVar[str] = "r2d2"
     config_class: ClassVar[type[Config]] = R2D2Config
@@ -315,6 +325,13 @@ class R2D2(DRQN):
         """Return the exponent of the importance weights now."""
         progress = min(1.0, self.global_step / self.config.total_steps)
         return self.config.beta + (self.config.beta_end - self.config.beta) * progress
+
+    def epsilon(self, count: int) -> np.ndarray:
+        """Return the probability of a random action in each of `count` environments now."""
+        config = self.config
+        final = spread_epsilon(config.final_epsilon, config.epsilon_spread, count)
+        steps = self.global_step, config.epsilon_decay_steps
+        return np.array([linear_epsilon(*steps, each) for each in final])
 
     def sample(self) -> PrioritizedChunks:
         """Sample a batch of chunks by priority."""

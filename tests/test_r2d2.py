@@ -350,3 +350,33 @@ def test_errors_that_are_not_finite_stop_the_run_with_its_step() -> None:
     agent = R2D2("CartPole-v1", lr=1e36, learning_starts=200, train_frequency=1)
     with pytest.raises(RunFailed, match=r"stopped at step \d+ because .* not finite"):
         agent.learn(600, progress=False)
+
+
+# Exploring
+
+
+def test_each_environment_explores_as_often_as_its_epsilon_says() -> None:
+    agent = R2D2(num_envs=4, final_epsilon=0.6, epsilon_spread=3.0, epsilon_decay_steps=10)
+    agent.global_step = 10
+    obs, start, count = np.zeros((4, 4), np.float32), np.ones(4, bool), 2_000
+    greedy, _ = agent.act(obs, None, start, explore=False)
+    other = sum(agent.act(obs, None, start, explore=True)[0] != greedy for _ in range(count))
+    expected = 0.6 ** np.array([1, 2, 3, 4]) / 2  # half of the random actions are the greedy one
+    assert np.abs(other / count - expected).max() < 5 * np.sqrt(0.25 / count)
+    assert (np.diff(other) < 0).all()
+
+
+def test_without_a_spread_all_explore_as_drqn_does() -> None:
+    agent = R2D2(num_envs=3, final_epsilon=0.1, epsilon_decay_steps=100)
+    agent.global_step = 50
+    assert agent.epsilon(3) == pytest.approx([0.55] * 3)
+    assert agent.config.epsilon(50) == pytest.approx(0.55)
+
+
+@pytest.mark.parametrize("count", [1, 3, 20])
+def test_predict_explores_in_batches_of_any_size(count: int) -> None:
+    agent = R2D2(num_envs=8, final_epsilon=0.4, epsilon_spread=7.0)
+    actions, _ = agent.predict(np.zeros((count, 4), np.float32), deterministic=False)
+    assert actions.shape == (count,)
+    action, _ = agent.predict(np.zeros(4, np.float32), deterministic=False)
+    assert np.shape(action) == ()
