@@ -314,9 +314,9 @@ for name, contest in speed["peers"].items():
 # SBX has the same algorithms in JAX. There the whole update, optimiser included, is one compiled
 # program, and so are twenty updates if they are asked for at once. Our switch leaves sampling,
 # optimiser and target update outside, where you can read and change them. The price is speed: SBX
-# is clearly ahead in DQN and in the update of a small SAC, most of all when it makes twenty at
-# once. In training SAC and in single large updates of SAC the compiled agents are about level with
-# it, and in PPO they are ahead.
+# is clearly ahead in DQN, and in SAC when it makes twenty updates at once. In single updates of SAC
+# and in training it, the compiled agents are about level with SBX, now a little ahead and now a
+# little behind, and in PPO they are ahead.
 #
 # Neither library has DRQN, R2D2, REDQ or DrQ-v2 in the same form. So compare their updates with
 # the bare forward and backward passes of their networks, on a batch that is ready:
