@@ -70,8 +70,8 @@ plt.show()
 # %% [markdown]
 # DQN stays near 40. (DRQN without recurrence gets further, as [its ablations](drqn.ipynb) show: it
 # still has the previous action as an input, and DRQN's settings.) With recurrence nearly every
-# seed balances. The figure does not tell which of the two is better: they differ in single seeds,
-# R2D2 makes twice as many updates, and its settings were tuned on this task (see *Honest edges*).
+# seed balances, and R2D2's seeds end closer together. The figure does not tell which part does that:
+# R2D2 also makes twice as many updates, and its settings were tuned on this task (see *Honest edges*).
 #
 # | | |
 # |---|---|
