@@ -322,17 +322,21 @@ def one_number(reward: Any) -> float:
 class CheckShapes(gym.Wrapper[Any, Any, Any, Any]):
     """Raises a `Mistake` when an environment does not return what Gymnasium asks for."""
 
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        self.shape = env.observation_space.shape  # looked up once: each step is checked
+
     def check(self, returned: Any, what: str) -> None:
         """Compare what a method returned with `what` it should return, and with the space."""
         if not isinstance(returned, tuple) or len(returned) != len(what.split(", ")):
             raise Mistake(
                 f"The environment returned something else than `{what}`, which Gymnasium asks for."
             )
-        found, shape = np.shape(returned[0]), self.observation_space.shape
-        if shape is not None and found != shape:
+        found = np.shape(returned[0])
+        if self.shape is not None and found != self.shape:
             raise Mistake(
                 f"The environment returned an observation of the shape {found}, but its space says "
-                f"{shape}."
+                f"{self.shape}."
             )
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
@@ -457,7 +461,7 @@ class Evaluation:
 Policy = Callable[[np.ndarray, Any, np.ndarray], tuple[np.ndarray, Any]]
 
 
-EVALUATION_ENVS = 5  # so many play, however many episodes there are
+EVALUATION_ENVS = 20  # no more than so many play at once, however many episodes there are
 
 
 def evaluate(
