@@ -68,7 +68,6 @@ from typing import Any
 
 import filelock
 import numpy as np
-from scipy import stats
 from tqdm import tqdm
 
 from rlbook.agent import Agent, algorithm_name, find_algorithm
@@ -515,6 +514,8 @@ def find_backend(name: str) -> Backend:
 # %% book/sweep.py · One score for several seeds
 def iqm_interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Return the interquartile mean of scores and the ends of its 95 % bootstrap interval."""
+    from scipy import stats  # here: the process of a run would import it for nothing, a second long
+
     scores = np.asarray(values, dtype=np.float64)
     center = float(stats.trim_mean(scores, 0.25))
     if len(scores) < 2:  # one value has no spread to estimate
