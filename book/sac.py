@@ -645,10 +645,12 @@ class SACConfig(ReplayConfig):
 # | 7 | $\theta^- \leftarrow \theta^- + \tau\,(\theta - \theta^-)$ | `polyak_update` |
 #
 # The forward passes, losses and backward passes are in two methods, `critic_gradients` and
-# `actor_gradients` (which the setting `compile` compiles); `update` has the optimisers around them. Two
-# one-line methods, `choose_critics` and `actor_value`, are all that the next chapter replaces. The rest
-# belongs to the [loop](dqn.ipynb#the-whole-algorithm-in-one-cell) that DQN has, too: it counts
-# `updates`, saves the `parts` in checkpoints, and passes `state` and `episode_start` to `act` for
+# `actor_gradients` (which the setting `compile` compiles); `update` has the optimisers around them.
+# Steps 5 and 6 share one backward pass, of the sum of their losses: neither loss has a gradient for
+# what the other trains, so it is the same as two. Two one-line methods, `choose_critics` and
+# `actor_value`, are all that the next chapter replaces. The rest belongs to the
+# [loop](dqn.ipynb#the-whole-algorithm-in-one-cell) that DQN has, too: it counts `updates`, saves the
+# `parts` in checkpoints, and passes `state` and `episode_start` to `act` for
 # agents with a hidden state. SAC has none. The first `learning_starts` steps are random,
 # uniform within the bounds, and only fill the buffer; the first update comes after the next step.
 
