@@ -108,11 +108,13 @@ def n_step_chunks(chunks: np.ndarray, n: int, gamma: float) -> np.ndarray:
     mask, length = chunks["mask"], chunks["mask"].shape[1]  # (chunks, time)
     time = np.arange(length)
     end = (mask * (time + 1)).max(axis=1, keepdims=True)  # one past the last step
-    bootstrap = np.maximum(np.minimum(time + n, end), time)  # at most n steps on
+    # At most n steps on; at a padded step its own index, so that the discount is 1.
+    bootstrap = np.maximum(np.minimum(time + n, end), time)
     reward, returns = chunks["reward"] * mask, np.zeros(mask.shape, np.float32)
     for k in range(min(n, length)):
         returns[:, : length - k] += gamma**k * reward[:, k:]
-    last = np.maximum(bootstrap - 1, 0)  # the step that leads to the observation of the bootstrap
+    # The step that leads to the observation of the bootstrap; what a padded one finds is masked.
+    last = np.maximum(bootstrap - 1, 0)
     result = np.zeros(len(chunks), chunks.dtype)
     result[:] = chunks
     result["terminated"] = np.take_along_axis(chunks["terminated"], last, axis=1) & mask
