@@ -888,7 +888,7 @@ plt.show()
 # | | learns about | can learn from old steps | for example |
 # |---|---|---|---|
 # | on-policy | the policy that acts | no: an older policy took them | SARSA |
-# | off-policy | another policy, mostly the greedy one | yes | Q-learning, [DQN](dqn.ipynb), [SAC](sac.ipynb) |
+# | off-policy | another policy than the one that acted: the greedy one (Q-learning), the newest one (SAC) | yes | Q-learning, [DQN](dqn.ipynb), [SAC](sac.ipynb) |
 
 # %% [markdown]
 # ## The policy gradient

@@ -17,8 +17,8 @@
 # In this chapter you build DQN, the algorithm that learned to play Atari games from the screen in 2015
 # and made deep reinforcement learning widely known. At the end you have a network that estimates how
 # good each action is, a loss that corrects it, a training loop of thirty lines, and an agent that
-# balances a pole after ten to twenty thousand steps, on a laptop, in less than a minute. The figure
-# shows ten runs of it.
+# learns to balance a pole in some twenty thousand steps, on a laptop, in less than a minute. The
+# figure shows ten runs of it.
 #
 # | | |
 # |---|---|
@@ -829,8 +829,9 @@ ax.legend()
 plt.show()
 
 # %% [markdown]
-# The curve of a run need not rise all the way. An update that improves the values of some states
-# can spoil those of others; the first figure of the chapter has such dips as well.
+# The curve of a run need not rise all the way, and one that has reached 500 need not stay there. An
+# update that improves the values of some states can spoil those of others; the first figure of the
+# chapter has such dips as well. There they end when the learning rate falls.
 #
 # ## Watch it
 #

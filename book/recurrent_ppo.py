@@ -609,7 +609,7 @@ same = {name: getattr(agent.config, name) for name in ("num_envs", "hidden", "nu
         "eval_episodes")}
 rival = train(PPO(**MAZE, **same, seed=0))
 success = {"recurrent PPO": agent.evaluate(40).mean, "PPO": rival.agent.evaluate(40).mean}
-print(f"{time.process_time() - began:.0f} seconds of one core for both;",
+print(f"{time.process_time() - began:.0f} seconds of processor time for both;",
       ", ".join(f"{name} turns the right way in {share:.0%}" for name, share in success.items()))
 assert success["recurrent PPO"] > 0.95 and success["PPO"] < 0.8
 

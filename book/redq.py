@@ -81,7 +81,7 @@ print(made_by(sac_stored))
 print("REDQ at the end, seed by seed:", [round(x) for x in stored["runs"]["REDQ"]["final"]])
 
 # %% [markdown]
-# Do not credit the ensemble yet. Two critics with ten updates for each step do nearly as well.
+# Do not credit the ensemble yet. Two critics with ten updates for each step do as well.
 # (They are REDQ with an ensemble of two.) So on Pendulum more updates help, and the figure is no
 # evidence for the ensemble. The next section says why many updates can still be dangerous.
 #
@@ -170,8 +170,9 @@ for size in (1, 2, 5):
     found = [subset_minimum(more_errors[:, :n], size) for n in sizes]
     left.plot(sizes, [x.mean() for x in found], marker="o", label=f"M = {size}")
     right.plot(sizes, [x.std() for x in found], marker="o", label=f"M = {size}")
-left.set(xlabel="critics N", ylabel="mean error of the target")
-right.set(xlabel="critics N", ylabel="standard deviation of the error")
+left.set(xlabel="critics N", ylabel="mean error of the target", xticks=(1, 5, 10, 15, 20))
+right.set(xlabel="critics N", ylabel="standard deviation of the error", xticks=(1, 5, 10, 15, 20))
+left.legend()
 right.legend()
 assert abs(subset_minimum(more_errors[:, :10], 2).mean() - -1 / math.sqrt(math.pi)) < 0.02
 
@@ -335,7 +336,7 @@ agent = REDQ("Pendulum-v1", seed=1, num_critics=5, gradient_steps=5, policy_dela
 run = agent.learn(2_000)
 sac = SAC("Pendulum-v1", seed=1, **PENDULUM)
 sac_run = sac.learn(2_000)
-print(f"{time.process_time() - began:.0f} seconds of one core for both")
+print(f"{time.process_time() - began:.0f} seconds of processor time for both")
 
 # %%
 fig, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4))
@@ -351,8 +352,8 @@ assert run.curve("eval_return_mean")[1].max() > -600  # it swings up, whatever c
 
 # %% [markdown]
 # REDQ swings up while SAC, with a fifth of its updates, is still on the way. The right panel is the
-# metric `q_std`: at first all critics say about 0 and agree, and they differ more as the values grow;
-# later the difference falls slowly.
+# metric `q_std`: it is small while all critics say about 0, rises as the values grow, and later falls
+# slowly.
 #
 # ## A look inside
 #
@@ -450,7 +451,7 @@ for name, row in found["measured"].items():
 # the way.
 #
 # The returns say less. An agent that stands for a thousand steps without falling gets about 1,000, the
-# others far less. At the end one seed of five stands, the same for both agents with twenty updates. It
+# others far less. At the end one seed of five stays up, the same for both agents with twenty updates. It
 # makes the two bands wide, and they overlap almost wholly.
 #
 # The runs on Hopper, here and below, were made with rlbook 0.1.0, as the lines beside the figures

@@ -145,8 +145,8 @@ assert autocorrelation(angles, 1) > 0.8
 assert abs(autocorrelation(drawn, 1)) < 0.1
 
 # %% [markdown]
-# What does that do to a gradient, which is a mean over a batch? Average the angle in place of the
-# gradient. The mean of $B$ independent values has $1/B$ of the variance of one value. So the
+# What does that do to a gradient, which is a mean over a batch? As a stand-in for the gradient, take the
+# angle: how noisy is its mean over a batch? The mean of $B$ independent values has $1/B$ of the variance of one value. So the
 # variance of one value, divided by the variance of the batch mean, is the number of independent
 # values that the batch is worth.
 
@@ -605,7 +605,7 @@ assert error[16][-1] > error[8][-1]
 
 # %% [markdown]
 # Each curve is the mean over 200 walkers. With $n = 1$ the reward at an end moves inwards by one state
-# per visit, with $n = 8$ by eight. But a long window also collects the noise of many steps: $n = 16$
+# per visit. With $n = 8$ it reaches every state of the walker's last eight steps at once. But a long window also collects the noise of many steps: $n = 16$
 # falls as fast at first, but its error stays higher. Which n is good depends on the task, so it is a
 # setting of each agent (`n_step` in DQN).
 #
@@ -716,8 +716,8 @@ for reward in rewards[17:]:
 # - n-step rewards in the buffer were earned by an older policy, and nothing corrects for that.
 #   With small n this works well in practice, and Fedus et al. (2020) find that n-step returns are
 #   what makes larger buffers help. But the theory of Q-learning covers $n = 1$ only.
-# - Sampling is uniform. [R2D2](r2d2.ipynb) builds a buffer that samples transitions with a large
-#   TD error more often.
+# - Sampling is uniform. [R2D2](r2d2.ipynb) builds a buffer that samples pieces of episodes with large
+#   TD errors more often.
 # - 64-bit observations are rounded to 32 bits when they are stored.
 # - A stored buffer can be loaded only into one of the same capacity.
 #

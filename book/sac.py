@@ -105,7 +105,7 @@ assert final.min() >= -300  # random torques score about -1200
 #
 # It has an actor and critics as [A2C](policy_gradient.ipynb) has, but it learns from old steps, and
 # the actor's gradient comes through a critic of the action, not from the log-probability times an
-# advantage.
+# advantage, which says how much better than expected the action was.
 #
 # ## The problem
 #
@@ -867,7 +867,7 @@ run = agent.learn(5_000)
 own = {"train_frequency": 1, "target_update_interval": 1, "epsilon_decay_steps": 2_000}
 rival = DQN("FiveTorques-v0", seed=1, **own, **PENDULUM)
 rival_run = rival.learn(5_000)
-print(f"{time.process_time() - began:.0f} seconds of one core for both")
+print(f"{time.process_time() - began:.0f} seconds of processor time for both")
 
 # %%
 fig, ax = plt.subplots()
@@ -926,7 +926,9 @@ filmstrip(frames, times_shown)
 # And a look inside: the smaller Q-value for a pole at rest, over angle and torque. Black dots mark what
 # the policy would do. The value is highest at the top, and near it the policy pushes the pole towards
 # the top from either side. The torque can lift a pole at rest only within 0.41 rad of the top, where
-# gravity is weaker. Far out, beyond 1.2 to 1.6 rad, the policy pushes the other way, to gain speed.
+# gravity is weaker. Far out, beyond 1.2 to 1.6 rad, the policy pushes the other way, to gain speed. The
+# colours hardly change from bottom to top: one torque lasts 0.05 s and matters little beside where the
+# pole is, and the actor follows these small differences.
 
 # %%
 angles, torque = np.linspace(-np.pi, np.pi, 73), np.linspace(-2, 2, 41)

@@ -693,7 +693,7 @@ agent = TRPO.from_config("cartpole", total_steps=30_000, seed=0, eval_every=5_00
 run = train(agent)
 rivals = {name: train(rival.from_config("cartpole", total_steps=30_000, seed=0))
           for name, rival in (("ppo", PPO), ("a2c", A2C))}
-print(f"{time.process_time() - began:.0f} seconds of one core for all three")
+print(f"{time.process_time() - began:.0f} seconds of processor time for all three")
 steps, returns = run.curve("eval_return_mean")
 assert returns.max() > 200  # whatever comes after
 
