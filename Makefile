@@ -17,7 +17,7 @@ CHAPTER := index
 export JUPYTER_PREFER_ENV_PATH := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup book site lab test lint types unit notebooks bench
+.PHONY: help setup book site lab test lint types unit notebooks bench ALWAYS
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -32,12 +32,16 @@ $(READY): pyproject.toml constraints.txt
 
 setup: $(READY)
 
-# The chapters run into _build; `python -m rlbook.tangle run NAME` refreshes a committed notebook.
+# Two chapters at a time, each on its own core, run into _build; `python -m rlbook.tangle run NAME`
+# refreshes a committed notebook.
 book: $(READY)
 	@$(BIN)/python -m rlbook.tangle
-	@$(BIN)/python -m rlbook.tangle run --out _build/run/book
+	@$(MAKE) --no-print-directory -j 2 $$($(BIN)/python -m rlbook.tangle list | sed 's|^|_build/run/|')
 	@cp -R book/_static _build/run/book/
 	@RLBOOK_SOURCE=_build/run $(MAKE) --no-print-directory site
+
+_build/run/book/%.ipynb: $(READY) ALWAYS
+	@OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(BIN)/python -m rlbook.tangle run $* --out _build/run/book
 
 # From the committed notebooks, unless RLBOOK_SOURCE names the folder of others.
 site: export RLBOOK_SOURCE ?= .
