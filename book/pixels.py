@@ -243,13 +243,14 @@ assert not is_image(gym.make("Pendulum-v1").observation_space)
 
 # %% [markdown]
 # The wrapper takes the observation if that is an image, and otherwise what the environment renders.
-# First, if asked, it keeps only the middle, because the margin of an image is often empty. Then it
-# multiplies by the matrix above from the left (height) and by its transpose from the right (width).
+# First, with `crop`, it keeps only a square in the middle, because the margin of an image is often
+# empty. Then it multiplies by the matrix above from the left (height) and by the transpose of such a
+# matrix from the right (width). A whole image that is wider than high is squeezed into a square.
 
 # %%
 #| export
 class PixelObservation(gym.ObservationWrapper[np.ndarray, Any, Any]):
-    """Observes an image of the environment: its middle, shrunk, channels first."""
+    """Observes an image of the environment, or its middle: shrunk to a square, channels first."""
 
     def __init__(self, env: gym.Env, size: int, crop: int | None = None) -> None:
         super().__init__(env)
@@ -257,23 +258,25 @@ class PixelObservation(gym.ObservationWrapper[np.ndarray, Any, Any]):
         if self.renders:
             env.reset(seed=0)  # there is nothing to render before
         shape = np.asarray(env.render() if self.renders else env.observation_space.sample()).shape
-        smallest = min(shape[:2])
-        crop = smallest if crop is None else crop
-        if not size <= crop <= smallest:
+        height, width, channels = shape
+        smallest = min(height, width)
+        square = smallest if crop is None else crop
+        if not size <= square <= smallest:
             raise ValueError(
-                f"An image of {shape[0]} x {shape[1]} pixels needs size <= crop <= {smallest}, "
-                f"not the size {size} and the crop {crop}."
+                f"An image of {height} x {width} pixels needs size <= crop <= {smallest}, "
+                f"not the size {size} and the crop {square}."
             )
-        self.corner = (shape[0] - crop) // 2, (shape[1] - crop) // 2
-        self.crop, self.weights = crop, area_weights(crop, size)
-        self.observation_space = Box(0, 255, (shape[2], size, size), np.uint8)
+        rows, columns = (height, width) if crop is None else (crop, crop)
+        top, left = (height - rows) // 2, (width - columns) // 2
+        self.window = slice(top, top + rows), slice(left, left + columns)
+        self.row_weights, self.column_weights = (area_weights(n, size) for n in (rows, columns))
+        self.observation_space = Box(0, 255, (channels, size, size), np.uint8)
 
     def shrink(self, image: np.ndarray) -> np.ndarray:
         """Return (channels, size, size), each pixel the mean of what it covers."""
-        y, x = self.corner
-        middle = image[y : y + self.crop, x : x + self.crop].astype(np.float32)
-        channels = middle.transpose(2, 0, 1)  # (channels, crop, crop)
-        return (self.weights @ channels @ self.weights.T).round().astype(np.uint8)
+        channels = image[self.window].astype(np.float32).transpose(2, 0, 1)
+        shrunk = self.row_weights @ channels @ self.column_weights.T
+        return shrunk.round().astype(np.uint8)
 
     def observation(self, observation: Any) -> np.ndarray:
         """Return the image of the present state."""
@@ -406,7 +409,7 @@ assert stacks == [[0, 0], [0, 1], [1, 2], [2, 3], [3, 4]]
 # |---|---|
 # | `env_id`, `env_kwargs` | the environment, as everywhere in this book |
 # | `size` | side of the square image, in pixels |
-# | `crop` | side of the middle that is used; all of it if left out |
+# | `crop` | side of the square in the middle that is used; the whole image if left out |
 # | `frame_stack` | frames of one observation |
 # | `action_repeat` | steps of one action |
 #
@@ -593,8 +596,8 @@ assert frame_slack(num_envs=2, frame_stack=3, n_step=3) == 48
 #
 # The rest is as in [replay](replay.ipynb). `add` stores one step of all environments: it writes the new
 # frames, makes transitions of their numbers, and passes them through the $n$-step accumulator,
-# which works with numbers of frames as it does with images. `sample` draws stored transitions and
-# returns them with whole observations, so an update cannot tell this buffer from the other.
+# which works with numbers of frames as it does with images. `sample` picks stored transitions at random
+# and returns them with whole observations, so an update cannot tell this buffer from the other.
 
 # %%
 #| export
@@ -661,7 +664,7 @@ class FrameReplay:
             self.size -= 1
 
     def sample(self, batch_size: int) -> np.ndarray:
-        """Draw transitions uniformly, with replacement, and put their observations together."""
+        """Sample transitions uniformly, with replacement, and put their observations together."""
         if self.size == 0:
             raise ValueError("The replay buffer is empty: add transitions before you sample.")
         indices = self.generator.integers(self.written - self.size, self.written, size=batch_size)
@@ -811,7 +814,7 @@ assert np.array_equal(loaded.sample(500), frames.sample(500))
 #
 # - An episode of $T$ steps stores $T + 1$ frames. With 50 steps that is 2 % more, with one step twice as
 #   many. So the buffer may hold fewer transitions than `capacity`, as `len` says.
-# - Shifts and other augmentations are not stored: they are drawn anew at each update, in
+# - Shifts and other augmentations are not stored: they are sampled anew at each update, in
 #   [the next chapter](drqv2.ipynb).
 # - Mnih et al. take the maximum of two neighbouring frames, because Atari consoles draw some sprites in
 #   every other frame only. Nothing here flickers, so that is left out; so is conversion to grey.

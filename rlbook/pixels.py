@@ -106,7 +106,7 @@ def is_image(space: gym.Space) -> bool:
 
 
 class PixelObservation(gym.ObservationWrapper[np.ndarray, Any, Any]):
-    """Observes an image of the environment: its middle, shrunk, channels first."""
+    """Observes an image of the environment, or its middle: shrunk to a square, channels first."""
 
     def __init__(self, env: gym.Env, size: int, crop: int | None = None) -> None:
         super().__init__(env)
@@ -114,23 +114,25 @@ class PixelObservation(gym.ObservationWrapper[np.ndarray, Any, Any]):
         if self.renders:
             env.reset(seed=0)  # there is nothing to render before
         shape = np.asarray(env.render() if self.renders else env.observation_space.sample()).shape
-        smallest = min(shape[:2])
-        crop = smallest if crop is None else crop
-        if not size <= crop <= smallest:
+        height, width, channels = shape
+        smallest = min(height, width)
+        square = smallest if crop is None else crop
+        if not size <= square <= smallest:
             raise ValueError(
-                f"An image of {shape[0]} x {shape[1]} pixels needs size <= crop <= {smallest}, "
-                f"not the size {size} and the crop {crop}."
+                f"An image of {height} x {width} pixels needs size <= crop <= {smallest}, "
+                f"not the size {size} and the crop {square}."
             )
-        self.corner = (shape[0] - crop) // 2, (shape[1] - crop) // 2
-        self.crop, self.weights = crop, area_weights(crop, size)
-        self.observation_space = Box(0, 255, (shape[2], size, size), np.uint8)
+        rows, columns = (height, width) if crop is None else (crop, crop)
+        top, left = (height - rows) // 2, (width - columns) // 2
+        self.window = slice(top, top + rows), slice(left, left + columns)
+        self.row_weights, self.column_weights = (area_weights(n, size) for n in (rows, columns))
+        self.observation_space = Box(0, 255, (channels, size, size), np.uint8)
 
     def shrink(self, image: np.ndarray) -> np.ndarray:
         """Return (channels, size, size), each pixel the mean of what it covers."""
-        y, x = self.corner
-        middle = image[y : y + self.crop, x : x + self.crop].astype(np.float32)
-        channels = middle.transpose(2, 0, 1)  # (channels, crop, crop)
-        return (self.weights @ channels @ self.weights.T).round().astype(np.uint8)
+        channels = image[self.window].astype(np.float32).transpose(2, 0, 1)
+        shrunk = self.row_weights @ channels @ self.column_weights.T
+        return shrunk.round().astype(np.uint8)
 
     def observation(self, observation: Any) -> np.ndarray:
         """Return the image of the present state."""
@@ -342,7 +344,7 @@ class FrameReplay:
             self.size -= 1
 
     def sample(self, batch_size: int) -> np.ndarray:
-        """Draw transitions uniformly, with replacement, and put their observations together."""
+        """Sample transitions uniformly, with replacement, and put their observations together."""
         if self.size == 0:
             raise ValueError("The replay buffer is empty: add transitions before you sample.")
         indices = self.generator.integers(self.written - self.size, self.written, size=batch_size)

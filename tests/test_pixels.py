@@ -130,6 +130,13 @@ def test_images_are_cropped_and_shrunk_to_block_means() -> None:
     assert shrunk.observation_space.contains(image)
 
 
+def test_without_a_crop_the_whole_image_is_squeezed_into_a_square() -> None:
+    raw, shrunk = Images(), PixelObservation(Images(), size=4)  # of 12 x 8
+    whole, image = raw.reset(seed=1)[0].astype(float), shrunk.reset(seed=1)[0]
+    blocks = whole.reshape(4, 3, 4, 2, 3).mean((1, 3)).transpose(2, 0, 1)
+    np.testing.assert_allclose(image, blocks, atol=0.5)
+
+
 def test_repeat_stops_where_the_episode_ends() -> None:
     env = ActionRepeat(Images(length=3), repeat=2)
     env.reset(seed=0)
