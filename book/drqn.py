@@ -769,6 +769,9 @@ class DRQN(Agent):
             count = len(episode_start)
             no_action = torch.zeros(count, self.preprocess.action_inputs, device=self.device)
             return *self.q_network.initial_state(count), no_action
+        if len(state[0]) != len(episode_start):
+            given = f"{len(state[0])}, and there are {len(episode_start)} observations"
+            raise ValueError(f"The hidden state is of a batch of {given}.")
         start = torch.from_numpy(episode_start).to(self.device)
         return reset_state(tuple(part.to(self.device) for part in state), start)
 
@@ -881,7 +884,7 @@ def train_drqn(config: DRQNConfig, progress: bool = True, callbacks: Callbacks =
 # ```
 # sample a batch of chunks, each with its stored hidden state
 # unroll the Q-network and, without gradient, the target network from that state
-# compute targets, masked loss and gradients; clip the gradients
+# compute targets, masked loss and gradients; with max_grad_norm, clip the gradients
 # set the current learning rate; make a step of Adam
 # every target_update_interval updates, move the target network
 # ```
@@ -1140,8 +1143,12 @@ plt.show()
 result = load_result("results/drqn_start_state.json")
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.2), sharey=True)
 for ax, steps in zip(axes, (32, 8), strict=True):
-    plot_result(ax, result, {f"{steps} steps, {start}": start for start in ("stored", "zero")})
-    ax.set(title=f"chunks of {steps} steps", ylim=(0, 520))
+    for start, color in (("stored", COLORS["drqn"]), ("zero", "black")):
+        run = result["runs"][f"{steps} steps, {start}"]
+        plot_band(ax, run["steps"], run["returns"], start, color)
+    label_curves(ax, f"{result['env_id']}, chunks of {steps} steps")
+    ax.set_ylim(0, 520)
+    ax.legend()
 axes[1].set_ylabel("")
 print(made_by(result))
 for name, run in result["runs"].items():
@@ -1377,8 +1384,8 @@ assert not torch.allclose(values[0][3:], values[1][3:], atol=0.01)
 # ```python
 # from rlbook import DRQN
 #
-# agent = DRQN("rlbook/MaskedCartPole-v0", num_envs=8, observation_scale=(1, 8), n_step=10)
-# agent.learn(50_000)
+# agent = DRQN.from_config("masked_cartpole", seed=1)
+# agent.learn(200_000)
 # action, state = agent.predict([0.0, 0.1])           # at an episode's start
 # action, state = agent.predict([0.0, 0.1], state)    # and on
 # ```

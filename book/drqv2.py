@@ -60,7 +60,7 @@ from rlbook.envs import derive_seed
 from rlbook.pixels import FrameReplay
 from rlbook.replay import Batch, ReplayConfig, to_batch
 from rlbook.run import RunResult, train
-from rlbook.sac import ActionScale, check_bounds
+from rlbook.sac import ActionScale, check_bounds, critic_loss
 from rlbook.settings import Config
 
 # %% tags=["hide-input"]
@@ -292,8 +292,8 @@ assert encoder(images[:5]).shape == (5, 32 * 3 * 3)  # 24 -> 11 -> 5 -> 3 pixels
 # %% [markdown]
 # **Actor and critic** are two heads on the *encoding*, the output of the encoder. Each begins with
 # a *trunk* of its own: a linear layer, LayerNorm and tanh, which map the encoding to a few features
-# in $(-1, 1)$, whatever its scale. But for the bias of the linear layer, an encoding that is a
-# thousand times as large gives the same features.
+# in $(-1, 1)$, whatever its scale. Without the bias of the linear layer, an encoding that is a
+# thousand times as large would give the same features.
 
 # %%
 #| export
@@ -404,7 +404,7 @@ assert noisy.item() == 1.0 and action.grad.item() == 1.0  # clamped, and yet wit
 # The first reward belongs to $a_t$, which $Q$ is given; the others come from later actions of an
 # older policy. Nothing corrects for that, so $n$ is kept small.
 #
-# The loss is the mean squared TD error, summed over the critics:
+# The loss is SAC's `critic_loss`, the mean squared TD error, summed over the critics:
 # $L_Q = \sum_i \operatorname{mean} \bigl(Q_i(f(s_t), a_t) - y\bigr)^2$. There is no target encoder:
 # the same $f$ encodes both observations.
 #
@@ -430,15 +430,7 @@ def drqv2_critic_loss(
         )
     with torch.no_grad():
         target = reward + discount * ~terminated * next_q.amin(dim=1)  # (batch,)
-    td_error = q - target.unsqueeze(1)  # (batch, critics)
-    loss = td_error.square().mean(dim=0).sum()
-    metrics = {
-        "loss": loss.detach(),
-        "q_mean": q.detach().mean(),
-        "target_mean": target.mean(),
-        "td_error_abs": td_error.detach().abs().mean(),
-    }
-    return loss, metrics
+    return critic_loss(q, target)
 
 # %%
 q = torch.tensor([[5.0, 3.0], [5.0, 3.0]], requires_grad=True)
@@ -600,7 +592,7 @@ except ValueError as error:
 # %% [markdown]
 # ## The whole algorithm at a glance
 #
-# Now all of it in one class. Its `update` carries out these equations, in this order; $\text{shift}$ draws
+# Now all of it in one class. Its `update` carries out these equations, in this order; $\text{shift}$ samples
 # a new random shift for each image, and $\theta$ are the parameters of encoder and critics:
 #
 # | equation | code |
@@ -679,7 +671,7 @@ class DrQv2(Agent):
         return PixelCritic(inputs, config.features, config.hidden, actions, config.num_critics)
 
     def sample_noise(self, count: int) -> Tensor:
-        """Draw noise (count, actions) with the standard deviation of this step."""
+        """Sample noise (count, actions) with the standard deviation of this step."""
         config, shape = self.config, (count, *self.action_space.shape)
         std = noise_std(self.global_step, config.noise_start, config.noise_end, config.noise_steps)
         noise = std * self.generator.standard_normal(shape, dtype=np.float32)
@@ -705,7 +697,7 @@ class DrQv2(Agent):
         self.replay.add(dataclasses.replace(transition, action=action, reward=reward))
 
     def sample(self) -> Batch:
-        """Draw a batch of n-step transitions."""
+        """Sample a batch of n-step transitions."""
         return to_batch(self.replay.sample(self.config.batch_size), self.device)
 
     def critic_gradients(self, batch: Batch, noise: Tensor) -> Metrics:
@@ -884,25 +876,28 @@ for name, run in ten["runs"].items():
     print(f"{name:>15}: mean {final.mean():.1f}, seeds from {final.min():.1f} to {final.max():.1f}")
 gains = np.subtract(*(np.array(run["final"]) for run in ten["runs"].values()))
 print(f"the shifts gain {gains.mean():.1f} on average, on each seed at least {gains.min():.2f}")
-gap = np.subtract(*(np.mean(run["returns"], axis=0) for run in ten["runs"].values()))
-gap_4000 = gap[run["steps"].index(4_000)]
-print(f"the mean gap is {gap_4000:.1f} at 4,000 steps and {gap[-1]:.1f} at {run['steps'][-1]:,}")
+gap = np.subtract(*(np.array(run["returns"]) for run in ten["runs"].values()))  # (seeds, points)
+gap_4000 = gap[:, run["steps"].index(4_000)]
+print(f"the mean gap is {gap_4000.mean():.1f} at 4,000 steps and {gap[:, -1].mean():.1f} at "
+      f"{run['steps'][-1]:,}; it grows on {(gap[:, -1] > gap_4000).sum()} of {len(gap)} seeds")
 ax.axhline(straight, color=COLORS["random"], ls="--", lw=1, label="straight to the goal")
 label_curves(ax, "PointReach, ten seeds")
 ax.legend(loc="lower right")
 plt.show()
 worst, best = min(ten["runs"]["with shifts"]["final"]), max(ten["runs"]["without shifts"]["final"])
-assert worst > max(35, best) and gains.mean() > 8 and gap[-1] < gap_4000
+assert worst > max(35, best) and gains.mean() > 8
 
 # %% [markdown]
 # Every seed with shifts ends above the best one without. In 4,000 steps the agent has seen only 80
-# goals. With more steps, new images should do some of the work of the shifted ones. Indeed the gap
-# is smaller at 6,000 steps than at 4,000; exercise 2 continues to 12,000.
+# goals. With more steps, new images should do some of the work of the shifted ones. From 4,000 to
+# 6,000 steps the mean gap hardly changes, and it grows on four of the ten seeds, so these do not
+# show it yet; exercise 2 continues to 12,000.
 #
 # ## What a shift does to Q
 #
-# Take 40 images, and shift each in all 81 ways. Nothing that matters changes, so the value should not
-# either. How much does it change, compared with how much it changes between images?
+# Take 40 images, and shift each in all 81 ways. Where the discs are relative to each other does not
+# change, though a disc near the edge can lose a part of itself. So the value should hardly change.
+# How much does it, compared with how much it changes between images?
 
 
 # %%
@@ -1042,8 +1037,8 @@ assert max(parts["runs"]["no shifts"]["final"]) < min(parts["runs"]["all parts"]
 # Three parts matter here, each on every seed. **The encoder must not learn from the actor loss**: without
 # `detach` the actor can raise its value by changing what the critic sees, and the agent hardly learns.
 # **The shifts** come next: the best seed without them ends far below the worst seed of the whole. **The
-# saturation penalty** buys speed and a little at the end: without it two seeds have a negative return at
-# 3,000 steps, that of an actor that sits in a corner.
+# saturation penalty** buys speed and a little at the end: without it two seeds have a return of −13 and
+# −20 at 3,000 steps, less than a random policy, perhaps because their actors sit in a corner.
 #
 # **3-step returns** seem to cost a little: 1-step returns end higher on all five seeds. A likely reason:
 # here every step has a reward and the goal is close, so there is no distant reward that a longer return
@@ -1085,7 +1080,7 @@ assert with_shifts > without_shifts + 200 and with_shifts > -250
 # | $\gamma = 0.99$, episodes of 500 steps | 0.9 and 0.98, episodes of 50 and 100 steps | short tasks |
 # | rewards as they are | those of Pendulum times 0.1 | they go down to −32 a step |
 # | actor and critic updated every second step | critic every second step or every step, actor half as often (`policy_delay`) | cheaper, and the critic leads |
-# | the images are encoded once; the actor loss takes these encodings, from before the critic's step, detached | `actor_gradients` encodes them again, with the encoder after that step | each loss is one function of a batch; it costs one forward pass of the encoder per actor update, 5 to 7 % of the time of our updates on one core |
+# | the images are encoded once; the actor loss takes these encodings, from before the critic's step, detached | `actor_gradients` encodes them again, with the encoder after that step | each loss is one function of a batch; it costs one forward pass of the encoder per actor update |
 # | no penalty on saturated actions | $\lambda = 0.01$ | a seed may sit in a corner for thousands of steps |
 # | shifts by `grid_sample`, on floats | by indexing, on bytes | simpler, with the same pixels |
 # | orthogonal weights everywhere | in the convolutions | the heads are those of earlier chapters |
@@ -1111,7 +1106,7 @@ assert with_shifts > without_shifts + 200 and with_shifts > -250
 # <details>
 # <summary>Solution</summary>
 #
-# Draw the shifts where the batch is sampled, and use them twice. With `pad=0`, `update` shifts no more.
+# Sample the shifts where the batch is sampled, and use them twice. With `pad=0`, `update` shifts no more.
 #
 # ```python
 # class SameShift(DrQv2):

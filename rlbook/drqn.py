@@ -380,6 +380,9 @@ class DRQN(Agent):
             count = len(episode_start)
             no_action = torch.zeros(count, self.preprocess.action_inputs, device=self.device)
             return *self.q_network.initial_state(count), no_action
+        if len(state[0]) != len(episode_start):
+            given = f"{len(state[0])}, and there are {len(episode_start)} observations"
+            raise ValueError(f"The hidden state is of a batch of {given}.")
         start = torch.from_numpy(episode_start).to(self.device)
         return reset_state(tuple(part.to(self.device) for part in state), start)
 

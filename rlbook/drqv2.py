@@ -39,7 +39,7 @@ from rlbook.envs import derive_seed
 from rlbook.pixels import FrameReplay
 from rlbook.replay import Batch, ReplayConfig, to_batch
 from rlbook.run import RunResult, train
-from rlbook.sac import ActionScale, check_bounds
+from rlbook.sac import ActionScale, check_bounds, critic_loss
 from rlbook.settings import Config
 
 
@@ -170,15 +170,7 @@ def drqv2_critic_loss(
         )
     with torch.no_grad():
         target = reward + discount * ~terminated * next_q.amin(dim=1)  # (batch,)
-    td_error = q - target.unsqueeze(1)  # (batch, critics)
-    loss = td_error.square().mean(dim=0).sum()
-    metrics = {
-        "loss": loss.detach(),
-        "q_mean": q.detach().mean(),
-        "target_mean": target.mean(),
-        "td_error_abs": td_error.detach().abs().mean(),
-    }
-    return loss, metrics
+    return critic_loss(q, target)
 
 
 # %% book/drqv2.py · The actor loss
@@ -333,7 +325,7 @@ class DrQv2(Agent):
         return PixelCritic(inputs, config.features, config.hidden, actions, config.num_critics)
 
     def sample_noise(self, count: int) -> Tensor:
-        """Draw noise (count, actions) with the standard deviation of this step."""
+        """Sample noise (count, actions) with the standard deviation of this step."""
         config, shape = self.config, (count, *self.action_space.shape)
         std = noise_std(self.global_step, config.noise_start, config.noise_end, config.noise_steps)
         noise = std * self.generator.standard_normal(shape, dtype=np.float32)
@@ -359,7 +351,7 @@ class DrQv2(Agent):
         self.replay.add(dataclasses.replace(transition, action=action, reward=reward))
 
     def sample(self) -> Batch:
-        """Draw a batch of n-step transitions."""
+        """Sample a batch of n-step transitions."""
         return to_batch(self.replay.sample(self.config.batch_size), self.device)
 
     def critic_gradients(self, batch: Batch, noise: Tensor) -> Metrics:

@@ -27,9 +27,9 @@ class REDQConfig(SACConfig):
     """The settings of REDQ: those of SAC, more critics and more updates for each step."""
 
     num_critics: int = Field(default=10, ge=1, description="Critics in the ensemble (N).")
-    subset_size: int = Field(default=2, ge=1, description="Critics drawn for each target (M).")
+    subset_size: int = Field(default=2, ge=1, description="Critics sampled for each target (M).")
     gradient_steps: int = Field(
-        default=20, ge=1, description="Updates for each environment step (UTD)."
+        default=20, ge=1, description="Updates after each 'train_frequency' steps (UTD)."
     )
     policy_delay: int = Field(
         default=20, ge=1, description="Critic updates per update of the actor."

@@ -391,7 +391,7 @@ def test_the_actor_waits_for_its_turn() -> None:
         agent.updates += 1
         unmoved = same(before, parameters(agent.actor))
         assert all(unmoved) if turn < 3 else not any(unmoved)
-        names = ["loss", "q_mean", "target_mean", "td_error_abs"]
+        names = ["loss", "q_mean", "q_std", "target_mean", "td_error_abs"]
         assert list(result.metrics) == (names if turn < 3 else [*names, "actor_loss"])
     assert all(value.ndim == 0 and not value.requires_grad for value in result.metrics.values())
 
