@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlbook.checkpoint import write_checkpoint
-from rlbook.envs import Evaluation
+from rlbook.envs import Evaluation, Mistake
 from rlbook.settings import Config
 
 if TYPE_CHECKING:  # the loop is the next chapter
@@ -106,7 +106,7 @@ class Callback:
         """After a checkpoint was written."""
 
     def at_end(self, run: "Run") -> None:
-        """When the run is finished or was stopped by a callback, before its last checkpoint."""
+        """Before the last checkpoint of `learn`, unless an error or a signal ended it."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs."""
@@ -217,7 +217,9 @@ class KeepBest(Callback):
         self.best = float("-inf")
 
     def after_evaluation(self, run: "Run", evaluation: Evaluation) -> None:
-        if evaluation.mean > self.best and run.directory:
+        if not run.directory:
+            raise Mistake("KeepBest needs a 'run_dir' to keep the best agent in.")
+        if evaluation.mean > self.best:
             self.best, folder = evaluation.mean, run.directory.checkpoints.directory
             folder.mkdir(parents=True, exist_ok=True)
             write_checkpoint(folder / BEST, run.agent.checkpoint(replay=False))
@@ -322,8 +324,9 @@ label_curves(change, "policy change", "fraction of greedy actions\nthat changed"
 plt.show()
 
 # %% [markdown]
-# The fraction is large while the return jumps, and small once the return stays high. `PolicyChange`
-# has no `state_dict` of its own, so a resumed run would collect other observations and log other
+# A logged value is written with the next line of the training, so each point on the right is 1,000
+# steps after its evaluation. From the first evaluation to the second most actions change. After that
+# few do, also where the return falls and rises again: a few actions decide it. `PolicyChange` has no `state_dict` of its own, so a resumed run would collect other observations and log other
 # numbers. (The weights would still be exact.) Exercise 1 repairs that.
 #
 # ## Exercises

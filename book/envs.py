@@ -85,7 +85,7 @@ plt.show()
 # %% [markdown]
 # ## One episode
 #
-# An environment has two methods. `reset` starts an episode and returns the first observation. `step` takes an
+# You use an environment through two methods. `reset` starts an episode and returns the first observation. `step` takes an
 # action and returns the next observation, the reward, the two flags `terminated` and `truncated`, and a
 # dictionary with anything else. (`reset` returns such a dictionary, too.) Two *spaces* say which values are
 # possible: `Discrete(2)` is the action 0 or 1, and `Box(-1, 1, (4,))` is four real numbers between −1 and 1.
@@ -234,10 +234,12 @@ for wrong, kwargs in (
         print(error)
 
 # %% [markdown]
-# In Python you need no id. `DQN(make_grid)`, `DQN(Grid)` and `DQN(env)` work as well, and
+# In Python you need no id. An agent of this book, such as `DQN` of [a later chapter](dqn.ipynb),
+# takes a function, a class or an instance as well: `DQN(make_grid)`, `DQN(Grid)`, `DQN(env)`.
 # `name_env` finds the id that the agent stores in its settings. A class or a function of a module
 # gets an id that other processes can import. An instance that `gym.make` made without keywords
-# keeps its own id, unless you have changed its constants, as in `env.unwrapped.gravity = 3.7`.
+# keeps its own id, unless you have changed its constants, as in `env.unwrapped.gravity = 3.7`. (That
+# compares numbers, texts and arrays; what else you change needs a function that makes it.)
 # Anything else gets an id that only this process knows: a lambda, a function inside a function, an
 # instance that was changed or has wrappers around it. An agent needs several copies of its
 # environment, at least one to learn in and one to be evaluated in, so it must be possible to copy
@@ -267,9 +269,9 @@ def name_env(env: Any) -> str:
 
 
 def same_constants(env: gym.Env, fresh: gym.Env) -> bool:
-    """Say whether the numbers and texts in an environment are still those of a new one."""
-    found, made = vars(env.unwrapped), vars(fresh.unwrapped)
-    constants = [k for k, value in made.items() if isinstance(value, int | float | str)]
+    """Say whether numbers, texts and arrays in an environment are still those of a new one."""
+    found, made, kinds = vars(env.unwrapped), vars(fresh.unwrapped), int | float | str | np.ndarray
+    constants = [name for name, value in made.items() if isinstance(value, kinds)]
     return all(k in found and np.array_equal(found[k], made[k]) for k in constants)
 
 
@@ -283,11 +285,14 @@ def keep_maker(name: str, maker: Callable[..., gym.Env]) -> str:
 
 def copier(env: gym.Env) -> Callable[[], gym.Env]:
     """Return a function that makes environments like this one, by copying or from its spec."""
-    makers = [functools.partial(copy.deepcopy, env)]
+    makers: list[Callable[[], gym.Env]] = []
+    with suppress(Exception):  # what a simulator raises when it is copied is anybody's guess
+        kept = copy.deepcopy(env)  # as it is now: its owner may change it later
+        makers.append(functools.partial(copy.deepcopy, kept))
     if env.spec is not None:
         makers.append(functools.partial(gym.make, env.spec))
     for maker in makers:
-        with suppress(Exception):  # what a simulator raises when it is copied is anybody's guess
+        with suppress(Exception):
             made = maker()
             made.close()
             if not same_constants(env, made):
@@ -639,7 +644,8 @@ class CheckShapes(gym.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
-        self.shape = env.observation_space.shape  # looked up once: each step is checked
+        self.space = env.observation_space
+        self.shape = self.space.shape  # looked up once: each step is checked
 
     def check(self, returned: Any, what: str) -> None:
         """Compare what a method returned with `what` it should return, and with the space."""
@@ -652,6 +658,11 @@ class CheckShapes(gym.Wrapper[Any, Any, Any, Any]):
             raise Mistake(
                 f"The environment returned an observation of the shape {found}, but its space says "
                 f"{self.shape}."
+            )
+        if isinstance(self.space, Discrete) and not self.space.contains(returned[0]):
+            raise Mistake(
+                f"The environment returned the observation {returned[0]}, but its space is "
+                f"{self.space}."
             )
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
@@ -852,9 +863,10 @@ plt.show()
 # %% [markdown]
 # ## A mean and its interval
 #
-# A policy is judged by its return, and returns differ from episode to episode. Two numbers are often written
-# after a "±". The standard deviation $s$ says how much *episodes* differ. It does not shrink when you play more
-# of them. The interval says how well you know the *mean*, and it shrinks with the number of episodes.
+# A policy is judged by its return, and returns differ from episode to episode. After a "±"
+# people write one of two things. The standard deviation $s$ says how much *episodes* differ. It does not shrink
+# when you play more of them. Half the width of an interval says how well you know the *mean*, and it shrinks
+# with the number of episodes.
 #
 # How would the mean differ if you evaluated again? You have only these $n$ returns, so you pretend
 # that they are all there is: sample $n$ of them with replacement, take the mean, and repeat. The
@@ -958,8 +970,8 @@ assert np.mean(means) == 38.125
 # %% [markdown]
 # The solution is to fix *which* episodes count before any of them starts. `evaluate` numbers its episodes, seeds
 # each by its number, and plays all of them to the end: an environment that has finished one takes the next. So a
-# few environments are enough for many episodes, and the result does not depend on how many there are. Without
-# `episodes` each environment plays one. A run lets up to twenty play side by side: a small network needs about as
+# few environments are enough for many episodes. If they are copies of one, and the policy is not random, the
+# result does not depend on how many there are. Without `episodes` each environment plays one. A run lets up to twenty play side by side: a small network needs about as
 # long for twenty observations as for one, so this is several times as fast as one episode after another.
 #
 # Some environments never end. With `max_steps` an episode is cut after that many steps, with a
@@ -1258,7 +1270,7 @@ class TMaze(gym.Env[np.ndarray, Any]):
         if not isinstance(length, int | np.integer) or length < 1:
             raise ValueError(f"TMaze needs a whole length of at least 1, not {length!r}.")
         self.length, self.walk, self.render_mode = length, walk, render_mode
-        self.limit = 6 * length + 10  # a random policy takes 3 * length + 1.5 on average
+        self.limit = 6 * length + 10  # with `walk`, a random policy takes 3 * length + 1.5
         self.observation_space = Box(-1.0, 1.0, (2,), np.float32)
         self.action_space = Discrete(3 if walk else 2)
 

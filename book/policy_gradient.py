@@ -46,9 +46,10 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, Independent, Normal
 
-from rlbook.agent import Agent, Metrics, Transition, UpdateResult
+from rlbook.agent import Agent, Metrics, Transition, UpdateResult, seeded_torch
 from rlbook.callbacks import Callbacks
 from rlbook.dqn import check_shapes, decayed, set_learning_rate
+from rlbook.envs import Mistake
 from rlbook.replay import storage_dtype
 from rlbook.run import RunResult, train
 from rlbook.settings import Config
@@ -270,12 +271,17 @@ class GaussianPolicy(nn.Module):
 
 def sample_action(distribution: Distribution, generator: np.random.Generator) -> Tensor:
     """Sample an action for each observation, with the randomness of `generator`."""
-    parameter = distribution.logits if isinstance(distribution, Categorical) else distribution.mean
     if isinstance(distribution, Categorical):
-        noise = generator.gumbel(size=parameter.shape).astype(np.float32)
-        return (parameter + torch.from_numpy(noise).to(parameter.device)).argmax(dim=-1)
-    noise = generator.standard_normal(parameter.shape, dtype=np.float32)
-    return parameter + distribution.stddev * torch.from_numpy(noise).to(parameter.device)
+        logits = distribution.logits
+        noise = generator.gumbel(size=logits.shape).astype(np.float32)
+        return (logits + torch.from_numpy(noise).to(logits.device)).argmax(dim=-1)
+    parts = distribution.base_dist if isinstance(distribution, Independent) else distribution
+    if isinstance(parts, Normal):
+        mean = parts.mean
+        noise = generator.standard_normal(mean.shape, dtype=np.float32)
+        return mean + parts.stddev * torch.from_numpy(noise).to(mean.device)
+    with seeded_torch(int(generator.integers(2**32))):  # of another kind, in a policy of your own
+        return distribution.sample()
 
 # %% [markdown]
 # By hand: the logits $0$ and $\log 3$ are the probabilities $1/4$ and $3/4$. A Gaussian with mean 0 and
@@ -907,6 +913,8 @@ class A2C(Agent):
     config: A2CConfig
     observation_space: gym.spaces.Box
     action_space: gym.spaces.Discrete | gym.spaces.Box
+    sampled: np.ndarray = np.empty(0)  # the last actions in a Box, before they were clipped
+    clipped: np.ndarray = np.empty(0)  # and as the environments got them
 
     def build(self) -> None:
         """Make networks, optimiser and buffer."""
@@ -948,16 +956,29 @@ class A2C(Agent):
         """Return actions as the environments want them, and remember them as they were sampled."""
         action = sample_action(distribution, self.generator) if explore else distribution.mode
         chosen = action.cpu().numpy()
-        if explore:
-            self.sampled = chosen  # for `observe`: the environment gets it clipped
         if isinstance(self.action_space, gym.spaces.Discrete):
             return chosen + self.action_space.start
         low, high, dtype = self.action_space.low, self.action_space.high, self.action_space.dtype
-        return np.clip(chosen, low, high).astype(dtype)
+        clipped = np.clip(chosen, low, high).astype(dtype)
+        if explore:
+            self.sampled, self.clipped = chosen, clipped
+        return clipped
+
+    def as_sampled(self, action: np.ndarray) -> np.ndarray:
+        """Return the actions of the environments as they were sampled from the policy."""
+        if isinstance(self.action_space, gym.spaces.Discrete):
+            return action - self.action_space.start
+        if not np.array_equal(action, self.clipped):
+            raise Mistake(
+                f"The actions that {self.name} observes are not those that it sampled last: "
+                "let a `copy.deepcopy` of it play elsewhere while it learns."
+            )
+        return self.sampled
 
     def observe(self, transition: Transition) -> None:
         """Store one step of all environments."""
-        self.rollout.add(transition, self.sampled, transition.reward * self.config.reward_scale)
+        action, reward = self.as_sampled(transition.action), transition.reward
+        self.rollout.add(transition, action, reward * self.config.reward_scale)
 
     @torch.no_grad()
     def finish_rollout(self) -> RolloutBatch:

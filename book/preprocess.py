@@ -31,7 +31,7 @@
 # |---|---|
 # | Builds on | [Environments](envs.ipynb), [Settings](settings.ipynb) |
 # | New here | running statistics; numbers and pictures as networks want them |
-# | Same as elsewhere | the statistics are those of Gymnasium's `NormalizeObservation` and `NormalizeReward` |
+# | Same as elsewhere | the idea of Gymnasium's `NormalizeObservation` and `NormalizeReward` |
 # | Different from elsewhere | they belong to the agent, so they are saved and copied with it |
 
 # %% tags=["hide-input"]
@@ -477,4 +477,5 @@ print(f"variance of 1, 3, 8: {sums.variance():.4f}, as it should be: {26 / 3:.4f
 #   large-scale study, *ICLR*, [arXiv:2006.05990](https://arxiv.org/abs/2006.05990). It finds that
 #   normalising observations matters on almost all of its environments.
 # - M. Towers et al. (2024). *Gymnasium*, [arXiv:2407.17032](https://arxiv.org/abs/2407.17032). Its
-#   wrappers `NormalizeObservation` and `NormalizeReward` compute the same statistics.
+#   wrappers `NormalizeObservation` and `NormalizeReward` do nearly the same; they treat the ends of
+#   episodes differently, and do not clip.

@@ -63,6 +63,7 @@ from rlbook.agent import (
     Metrics,
     Transition,
     algorithm_name,
+    check_fits,
     find_algorithm,
     load_state,
     torch_for_learning,
@@ -571,11 +572,13 @@ def check_action(agent: Agent, acted: Any, count: int) -> None:
 
 
 @contextmanager
-def lost_process() -> Iterator[None]:
+def lost_process(envs: SyncVectorEnv | AsyncVectorEnv) -> Iterator[None]:
     """Say in a sentence that an environment with a process of its own is gone."""
     try:
         yield
     except (EOFError, ConnectionError) as error:
+        if isinstance(envs, SyncVectorEnv):  # an environment here raised it
+            raise
         message = "The process of an environment has ended, killed or out of memory."
         raise RunFailed(message) from error
 
@@ -603,13 +606,14 @@ class Collector:
         self.finished: list[tuple[float, int]] = []  # return and length of those of the last step
         self.warned = False
         with closed_on_failure(self.envs):
+            check_fits(agent, self.envs.single_observation_space, self.envs.single_action_space)
             self.begin(agent.global_step, self.reset(agent.global_step))
 
     def reset(self, step: int) -> np.ndarray:
         """Reset all environments, seeded by the run's seed and the step."""
         count, seed = self.config.num_envs, self.config.seed
         seeds: list[int | None] = [derive_seed(seed, "envs", step, i) for i in range(count)]
-        with lost_process():
+        with lost_process(self.envs):
             obs, _ = self.envs.reset(seed=seeds)
         check_finite(step, "observation", obs)
         return obs
@@ -626,7 +630,7 @@ class Collector:
 
     def play(self, action: np.ndarray) -> tuple[Any, ...]:
         """Step the environments; return observations, true successors, rewards and two ends."""
-        with lost_process():
+        with lost_process(self.envs):
             obs, reward, terminated, truncated, infos = self.envs.step(action)
         next_obs, step = true_next_obs(obs, infos), self.agent.global_step
         check_finite(step, "reward", reward)
@@ -768,6 +772,7 @@ class Logger:
         """Count the metrics of one update."""
         for name, value in metrics.items():
             before = self.sums.get(name)
+            value = torch.as_tensor(value).detach()  # one of your own may return another number
             self.sums[name] = value.double() if before is None else before + value
             self.counts[name] = self.counts.get(name, 0) + 1
 
@@ -1102,6 +1107,7 @@ class Run:
                 if self.caught:  # after the last step: whoever asked to stop starts no other run
                     raise KeyboardInterrupt
             ended = "stopped by a callback" if self.stopped else "finished"
+            warn_of_no_update(agent)
         except KeyboardInterrupt:
             ended = "interrupted"
             where = f"Stopped at step {agent.global_step:,}."
@@ -1182,6 +1188,9 @@ def check_resumable(path: Path, content: dict[str, Any], agent: Agent) -> None:
         raise ValueError(f"{path} holds a {found} agent, but the run is {wanted}.")
     if "size" not in (content.get("run") or {}).get("logger", {}):
         raise ValueError(f"{path} was written by `agent.save`, not by a run: use rlbook.load.")
+    before, now = content["run"]["envs"]["num_envs"], agent.config.num_envs
+    if before != now:
+        raise ValueError(f"{path} is of a run with 'num_envs' {before}, not {now}: change it back.")
 
 
 def check_unchanged(agent: Agent) -> None:
@@ -1211,6 +1220,17 @@ def warn_of_lost_replay(agent: Agent, stacklevel: int) -> None:
         lost = "The replay buffer was not saved: it fills again, and the run is not exact."
         warnings.warn(lost, stacklevel=stacklevel)
         agent.replay_lost = False
+
+
+def warn_of_no_update(agent: Agent) -> None:
+    """Say so if a whole run was too short to learn from."""
+    if agent.updates == 0 and agent.global_step >= agent.config.total_steps:
+        warnings.warn(
+            f"Nothing was learned: {agent.global_step:,} steps are too few for a first update. It "
+            "waits for 'learning_starts' of a replay, or for a rollout of 'num_steps' in each "
+            "environment.",
+            stacklevel=4,
+        )
 
 
 def warn_of_end(until: int, total_steps: int) -> None:

@@ -166,8 +166,8 @@ except ValueError as error:
 
 # %% [markdown]
 # So write a function that makes the environment with its wrappers. The column becomes six entries,
-# one of them 1, and the row three. Wherever the library takes the id of an environment, it also
-# takes such a function, or the class if it needs no wrapper, or an instance.
+# one of them 1, and the row three. Agents and settings take such a function in place of an id, or
+# the class if it needs no wrapper, or an instance.
 
 
 # %%
@@ -304,7 +304,7 @@ class SarsaConfig(Config):
 # An algorithm is a subclass of `Agent` with a `name`, a class of settings, `parts` and five
 # methods. `parts` names the attributes that learning depends on, so that checkpoints save them:
 # networks, optimisers, buffers, anything with `state_dict` and `load_state_dict`. A network or
-# optimiser that no part saves is an error as soon as an agent is made.
+# an optimiser that no part saves is an error as soon as an agent is made.
 #
 # - `build` makes networks and optimisers.
 # - `act` chooses an action for each observation of a batch. It takes random numbers from
@@ -384,8 +384,8 @@ assert sarsa.evaluate(episodes=1).mean >= -15
 
 # %% [markdown]
 # Which path does each of them take? DQN's values say what a walk without random steps costs, so
-# the edge is best. SARSA's values include the falls, so it keeps away from the edge. (It does so
-# with four of the five seeds 0 to 4.)
+# the edge is best. SARSA's values include the falls, so here it keeps away from the edge.
+# (A network's values are not exact: with another seed SARSA may walk along it, too.)
 
 
 # %%
@@ -536,7 +536,8 @@ shutil.rmtree(folder)
 # - Another process cannot import what a notebook or the script that you started defines. A run
 #   remembers such an environment as `__main__:make_cliff`. If you resume it elsewhere, the error
 #   says what to do.
-# - `FlattenObservation` sorts the keys of a dictionary. `predict` takes the vector as the
+# - A `Dict` space that is made from a plain dictionary sorts its keys, and `FlattenObservation`
+#   follows that order. `predict` takes the vector as the
 #   environment gives it, so flatten by the same wrapper, not by hand.
 # - `rlbook watch` asks for pictures: a function that makes an environment needs a `render_mode`
 #   argument for that, and passes it on.

@@ -8,7 +8,6 @@ __all__ = [
     "Agent",
     "Diverged",
     "Interface",
-    "Learned",
     "Metrics",
     "Transition",
     "UpdateResult",
@@ -18,16 +17,20 @@ __all__ = [
     "as_batch",
     "chapter_modules",
     "check_algorithm",
+    "check_fits",
     "check_parts",
     "check_spaces",
+    "choose_config",
     "compile_methods",
     "family",
     "find_algorithm",
     "find_device",
     "find_interface",
     "fits",
+    "has_compiler",
     "has_lstm",
     "import_module",
+    "is_learned",
     "learned_in",
     "load",
     "load_state",
@@ -36,6 +39,7 @@ __all__ = [
     "own_algorithms",
     "restore",
     "seeded_torch",
+    "tensors_of",
     "torch_for_learning",
     "where_episodes_start",
 ]
@@ -77,7 +81,7 @@ from rlbook.envs import (
     missing_module,
     nearest,
 )
-from rlbook.preprocess import Preprocessing
+from rlbook.preprocess import Preprocessing, prepared_space
 from rlbook.replay import ReplayConfig, updates_due
 from rlbook.settings import Config, gather_settings, make_config
 
@@ -277,6 +281,10 @@ def as_batch(obs: Any, space: gym.Space) -> tuple[np.ndarray, bool]:
         raise ValueError(f"An observation must have the shape {shape}, not {batch.shape}.")
     if not np.isfinite(batch).all():
         raise ValueError("An observation must be finite, and this one is not.")
+    if isinstance(space, gym.spaces.Discrete):
+        first, last = int(space.start), int(space.start + space.n) - 1
+        if ((batch < first) | (batch > last)).any():
+            raise ValueError(f"An observation must be from {first} to {last}.")
     single = batch.shape == shape
     return (batch[None] if single else batch), single
 
@@ -306,14 +314,23 @@ def not_finite(state: Any, name: str = "") -> str | None:
 
 
 # %% book/agent.py · Nothing is forgotten
-Learned = torch.nn.Module | torch.nn.Parameter | torch.optim.Optimizer
+def is_learned(value: Any) -> bool:
+    """Say whether this is a network, an optimiser or a tensor that has a gradient."""
+    if isinstance(value, Tensor):
+        return value.requires_grad
+    return isinstance(value, torch.nn.Module | torch.optim.Optimizer)
 
 
 def learned_in(value: Any) -> list[Any]:
-    """List the networks and optimisers in an attribute, which may be a list or dict of them."""
+    """List what is learned in an attribute, which may be a list or dict of networks."""
     inside = list(value.values()) if isinstance(value, dict) else value
     inside = inside if isinstance(inside, list | tuple) else [value]
-    return [each for each in inside if isinstance(each, Learned)]
+    return [each for each in inside if is_learned(each)]
+
+
+def tensors_of(network: torch.nn.Module) -> list[Tensor]:
+    """List the parameters and buffers that a network saves."""
+    return [v for v in network.state_dict(keep_vars=True).values() if isinstance(v, Tensor)]
 
 
 def check_parts(agent: "Agent") -> None:
@@ -334,12 +351,12 @@ def check_parts(agent: "Agent") -> None:
         if not isinstance(part, torch.optim.lr_scheduler.LRScheduler):  # it saves no optimiser
             saved += learned_in(getattr(part, "__dict__", {}))
     networks = [part for part in saved if isinstance(part, torch.nn.Module)]
-    ids = {id(each) for each in saved} | {id(p) for part in networks for p in part.parameters()}
+    ids = {id(each) for each in saved} | {id(t) for part in networks for t in tensors_of(part)}
     for name, value in vars(agent).items():
         for each in learned_in(value):
-            needed = list(each.parameters()) if isinstance(each, torch.nn.Module) else [each]
+            needed = tensors_of(each) if isinstance(each, torch.nn.Module) else [each]
             if not all(id(tensor) in ids for tensor in needed):
-                alone = each is value and not isinstance(each, torch.nn.Parameter)
+                alone = each is value and not isinstance(each, Tensor)
                 cure = "add it to" if alone else "put it into an nn.Module, and that into"
                 raise ValueError(
                     f"self.{name} of {owner} is in no part, so no checkpoint would hold what it "
@@ -373,13 +390,18 @@ def has_lstm(agent: "Agent") -> bool:
     return any(isinstance(layer, torch.nn.LSTM) for part in networks for layer in part.modules())
 
 
+def has_compiler() -> bool:
+    """Say whether there is the C++ compiler that `torch.compile` would call."""
+    return shutil.which(os.environ.get("CXX", "g++")) is not None
+
+
 def compile_methods(agent: "Agent") -> None:
     """Replace the methods that compute gradients by compiled ones."""
     if not agent.compiled:
         lstm = "PyTorch cannot compile a backward pass through an LSTM"
         why = lstm if has_lstm(agent) else "it lists no method in `compiled`"
         raise ValueError(f"Setting 'compile' is not for {agent.name}: {why}. Leave it out.")
-    if not shutil.which(os.environ.get("CXX", "g++")):
+    if not has_compiler():
         raise ValueError("Setting 'compile' needs a C++ compiler such as g++, and there is none.")
     if torch.__version__ < "2.13":  # compares as versions do
         raise ValueError(f"Setting 'compile' needs PyTorch 2.13, and this is {torch.__version__}.")
@@ -417,7 +439,26 @@ def find_interface(config: Config) -> Interface:
     env = make_env(config.env_id, config.env_kwargs)
     stacked = env.get_wrapper_attr("frame_stack") if env.has_wrapper_attr("frame_stack") else 1
     env.close()
-    return Interface(env.observation_space, env.action_space, int(stacked))
+    channels, *_ = prepared_space(env.observation_space).shape or (1,)
+    if not isinstance(stacked, int) or stacked < 1 or channels % stacked:
+        stacked = 1  # an attribute of that name which means something else
+    return Interface(env.observation_space, env.action_space, stacked)
+
+
+def check_fits(agent: "Agent", observation_space: gym.Space, action_space: gym.Space) -> None:
+    """Raise if an environment, which a setting names, is not what the agent was made for."""
+    known = agent.interface
+    seen, found = prepared_space(known.observation_space), prepared_space(observation_space)
+    actions = [  # a checkpoint does not hold the dtype of a Discrete space
+        (space.n, space.start) if isinstance(space, gym.spaces.Discrete) else space
+        for space in (known.action_space, action_space)
+    ]
+    if (seen.shape, seen.dtype) != (found.shape, found.dtype) or actions[0] != actions[1]:
+        raise ValueError(
+            f"{agent.config.env_id!r} has the spaces {observation_space} and {action_space}, but "
+            f"the agent was made for {known.observation_space} and {known.action_space}: "
+            "make a new one."
+        )
 
 
 REPLAY = "replay"  # the one part that a checkpoint may leave out
@@ -428,6 +469,21 @@ BUILT_FROM = (  # settings that shape networks and buffers, which a later change
     *("initial_alpha", "target_entropy", "gamma", "n_step", "buffer_size", "num_steps"),
     *("chunk_length", "burn_in", "overlap", "alpha"),
 )
+
+
+def choose_config(
+    config_class: type[Config], config: Config | None, settings: dict[str, Any]
+) -> Config:
+    """Return the config that was given whole, or make one from settings; both would contradict."""
+    if config is None:
+        return make_config(config_class, settings)
+    if settings:
+        named = ", ".join(map(repr, settings))
+        raise ValueError(f"Give a `config` or settings, not both: config.replace() takes {named}.")
+    if not isinstance(config, config_class):
+        wanted, given = config_class.__name__, type(config).__name__
+        raise ValueError(f"`config` must be a {wanted}, not a {given}.")
+    return config
 
 
 class Agent(ABC):
@@ -458,10 +514,8 @@ class Agent(ABC):
         **settings: Any,
     ) -> None:
         check_algorithm(type(self))
-        if config is None:
-            named = {} if env_id is None else {"env_id": env_id}
-            config = make_config(self.config_class, {**named, **settings})
-        self.config = config
+        given = settings if env_id is None else {"env_id": env_id, **settings}
+        self.config = config = choose_config(self.config_class, config, given)
         self.device = find_device(config.device)
         self.interface = interface or find_interface(config)  # a checkpoint has one
         self.action_space = self.interface.action_space
@@ -503,10 +557,10 @@ class Agent(ABC):
 
     @abstractmethod
     def update(self, batch: Any) -> UpdateResult:
-        """Make one gradient step; who calls it counts it in `updates`, as the loop does."""
+        """Make one gradient step; the caller counts it in `updates`, as the loop does."""
 
     def sample(self) -> Any:
-        """Draw what one update learns from; an agent with a replay buffer fills this in."""
+        """Sample what one update learns from; an agent with a replay buffer fills this in."""
         raise TypeError(f"{self.name} does not learn from replay.")
 
     def batches(self) -> Iterator[Any]:
@@ -543,6 +597,8 @@ class Agent(ABC):
         envs = [make_env(config.env_id, config.env_kwargs) for _ in range(count)]
         seed = derive_seed(config.seed, "evaluate", seed)
         try:
+            for env in envs:
+                check_fits(self, env.observation_space, env.action_space)
             with torch_for_learning(config.threads):
                 return evaluate(self.greedy, envs, seed, episodes, config.eval_max_steps)
         finally:
@@ -666,6 +722,8 @@ def restore(
     found = find_algorithm(content["algo"])
     agent_class = wanted if issubclass(wanted, found) and wanted.name == found.name else found
     settings = {**content["config"], "device": device, "run_dir": None, "keep_best": False}
+    if not has_compiler():  # only learning would need it
+        settings["compile"] = False
     config = make_config(agent_class.config_class, settings)
     agent = agent_class(config=config, interface=interface)
     load_state(agent, content["agent"], source)

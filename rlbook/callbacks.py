@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlbook.checkpoint import write_checkpoint
-from rlbook.envs import Evaluation
+from rlbook.envs import Evaluation, Mistake
 from rlbook.settings import Config
 
 if TYPE_CHECKING:  # the loop is the next chapter
@@ -38,7 +38,7 @@ class Callback:
         """After a checkpoint was written."""
 
     def at_end(self, run: "Run") -> None:
-        """When the run is finished or was stopped by a callback, before its last checkpoint."""
+        """Before the last checkpoint of `learn`, unless an error or a signal ended it."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs."""
@@ -93,7 +93,9 @@ class KeepBest(Callback):
         self.best = float("-inf")
 
     def after_evaluation(self, run: "Run", evaluation: Evaluation) -> None:
-        if evaluation.mean > self.best and run.directory:
+        if not run.directory:
+            raise Mistake("KeepBest needs a 'run_dir' to keep the best agent in.")
+        if evaluation.mean > self.best:
             self.best, folder = evaluation.mean, run.directory.checkpoints.directory
             folder.mkdir(parents=True, exist_ok=True)
             write_checkpoint(folder / BEST, run.agent.checkpoint(replay=False))

@@ -164,21 +164,22 @@ def read_checkpoint(path: Path, device: str = "cpu") -> dict[str, Any]:
 # %% book/checkpoint.py · Spaces as plain data
 def plain_space(space: gym.Space) -> dict[str, Any]:
     """Write a space as tensors, numbers and text."""
-    kind = type(space).__name__
     match space:
         case Discrete():
-            return {"kind": kind, "n": int(space.n), "start": int(space.start)}
+            return {"kind": "Discrete", "n": int(space.n), "start": int(space.start)}
         case Box():
             bounds = {"low": torch.as_tensor(space.low), "high": torch.as_tensor(space.high)}
-            return {"kind": kind, "dtype": str(space.dtype), **bounds}
+            return {"kind": "Box", "dtype": str(space.dtype), **bounds}
         case MultiDiscrete():
-            return {"kind": kind, "nvec": torch.as_tensor(space.nvec)}
+            nvec, start = torch.as_tensor(space.nvec), torch.as_tensor(space.start)
+            return {"kind": "MultiDiscrete", "nvec": nvec, "start": start}
         case MultiBinary():
-            return {"kind": kind, "shape": list(space.shape)}
+            return {"kind": "MultiBinary", "shape": list(space.shape)}
         case Tuple():
-            return {"kind": kind, "spaces": [plain_space(part) for part in space.spaces]}
+            return {"kind": "Tuple", "spaces": [plain_space(part) for part in space.spaces]}
         case Dict():
-            return {"kind": kind, "spaces": {k: plain_space(v) for k, v in space.spaces.items()}}
+            spaces = {name: plain_space(part) for name, part in space.spaces.items()}
+            return {"kind": "Dict", "spaces": spaces}
     raise ValueError(f"A checkpoint cannot hold the space {space}.")
 
 
@@ -191,7 +192,8 @@ def space_from_plain(plain: dict[str, Any]) -> gym.Space:
             low, high = (plain[name].cpu().numpy() for name in ("low", "high"))
             return Box(low, high, dtype=np.dtype(plain["dtype"]).type)
         case "MultiDiscrete":
-            return MultiDiscrete(plain["nvec"].cpu().numpy())
+            nvec, start = (plain[name].cpu().numpy() for name in ("nvec", "start"))
+            return MultiDiscrete(nvec, dtype=nvec.dtype.type, start=start)
         case "MultiBinary":
             return MultiBinary(plain["shape"])
         case "Tuple":

@@ -158,9 +158,9 @@ def name_env(env: Any) -> str:
 
 
 def same_constants(env: gym.Env, fresh: gym.Env) -> bool:
-    """Say whether the numbers and texts in an environment are still those of a new one."""
-    found, made = vars(env.unwrapped), vars(fresh.unwrapped)
-    constants = [k for k, value in made.items() if isinstance(value, int | float | str)]
+    """Say whether numbers, texts and arrays in an environment are still those of a new one."""
+    found, made, kinds = vars(env.unwrapped), vars(fresh.unwrapped), int | float | str | np.ndarray
+    constants = [name for name, value in made.items() if isinstance(value, kinds)]
     return all(k in found and np.array_equal(found[k], made[k]) for k in constants)
 
 
@@ -174,11 +174,14 @@ def keep_maker(name: str, maker: Callable[..., gym.Env]) -> str:
 
 def copier(env: gym.Env) -> Callable[[], gym.Env]:
     """Return a function that makes environments like this one, by copying or from its spec."""
-    makers = [functools.partial(copy.deepcopy, env)]
+    makers: list[Callable[[], gym.Env]] = []
+    with suppress(Exception):  # what a simulator raises when it is copied is anybody's guess
+        kept = copy.deepcopy(env)  # as it is now: its owner may change it later
+        makers.append(functools.partial(copy.deepcopy, kept))
     if env.spec is not None:
         makers.append(functools.partial(gym.make, env.spec))
     for maker in makers:
-        with suppress(Exception):  # what a simulator raises when it is copied is anybody's guess
+        with suppress(Exception):
             made = maker()
             made.close()
             if not same_constants(env, made):
@@ -324,7 +327,8 @@ class CheckShapes(gym.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
-        self.shape = env.observation_space.shape  # looked up once: each step is checked
+        self.space = env.observation_space
+        self.shape = self.space.shape  # looked up once: each step is checked
 
     def check(self, returned: Any, what: str) -> None:
         """Compare what a method returned with `what` it should return, and with the space."""
@@ -337,6 +341,11 @@ class CheckShapes(gym.Wrapper[Any, Any, Any, Any]):
             raise Mistake(
                 f"The environment returned an observation of the shape {found}, but its space says "
                 f"{self.shape}."
+            )
+        if isinstance(self.space, Discrete) and not self.space.contains(returned[0]):
+            raise Mistake(
+                f"The environment returned the observation {returned[0]}, but its space is "
+                f"{self.space}."
             )
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
@@ -566,7 +575,7 @@ class TMaze(gym.Env[np.ndarray, Any]):
         if not isinstance(length, int | np.integer) or length < 1:
             raise ValueError(f"TMaze needs a whole length of at least 1, not {length!r}.")
         self.length, self.walk, self.render_mode = length, walk, render_mode
-        self.limit = 6 * length + 10  # a random policy takes 3 * length + 1.5 on average
+        self.limit = 6 * length + 10  # with `walk`, a random policy takes 3 * length + 1.5
         self.observation_space = Box(-1.0, 1.0, (2,), np.float32)
         self.action_space = Discrete(3 if walk else 2)
 

@@ -209,6 +209,9 @@ class RecurrentPPO(PPO):
         if state is None:
             networks, count = (self.policy, self.value_network), len(episode_start)
             return tuple(part for network in networks for part in network.initial_state(count))
+        if len(state[0]) != len(episode_start):
+            given = f"{len(state[0])}, and there are {len(episode_start)} observations"
+            raise ValueError(f"The hidden state is of a batch of {given}.")
         start = torch.from_numpy(episode_start).to(self.device)
         return reset_state(tuple(part.to(self.device) for part in state), start)
 
@@ -225,7 +228,8 @@ class RecurrentPPO(PPO):
     def observe(self, transition: Transition) -> None:
         """Store one step of all environments, with the hidden state before it."""
         state = self.carried_state(transition.state, transition.episode_start)
-        self.rollout.add(transition, self.sampled, transition.reward * self.config.reward_scale)
+        action, reward = self.as_sampled(transition.action), transition.reward
+        self.rollout.add(transition, action, reward * self.config.reward_scale)
         self.rollout.state[self.rollout.size - 1] = torch.cat(state, dim=1).cpu().numpy()
 
     @torch.no_grad()

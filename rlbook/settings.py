@@ -119,6 +119,8 @@ LIMITS = {  # the type of pydantic's error: what the value must be
     "multiple_of": "a multiple of {multiple_of:.12g}",
     "too_short": "a list of at least {min_length}",
     "too_long": "a list of at most {max_length}",
+    "string_too_short": "a text of at least {min_length} characters",
+    "string_too_long": "a text of at most {max_length} characters",
 }
 
 
@@ -134,7 +136,7 @@ def explain(error: ValidationError, config_class: type[BaseModel], settings: dic
         each = "Each entry of setting" if inside and isinstance(inside[-1], int) else "Setting"
         return f"{each} {name!r} must be {wanted}, not {given!r}."
     wanted = describe(config_class.model_fields[str(name)].annotation)  # it has the wrong type
-    return f"Setting {name!r} must be {wanted}, not {settings.get(str(name))!r}."
+    return f"Setting {name!r} must be {wanted}, not {settings.get(str(name), first['input'])!r}."
 
 
 ELSEWHERE = {  # what other libraries call a setting, and what it was called here before 0.2
@@ -273,7 +275,7 @@ class Config(BaseModel):
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
         for name, field in cls.model_fields.items():
-            if field.is_required():  # who lists all settings, as `--help` does, needs its default
+            if field.is_required():  # `--help` lists every setting with its default
                 raise TypeError(f"Setting {name!r} of {cls.__name__} needs a default.")
 
     @field_validator("*", mode="before")
@@ -353,7 +355,7 @@ class UniqueKeysLoader(yaml.SafeLoader):
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode):
                 if (key.tag, key.value) in seen:
-                    problem = f"{key.value!r} stands there twice"
+                    problem = f"{key.value!r} appears twice"
                     raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
                 seen.add((key.tag, key.value))
         return super().construct_mapping(node, deep)
@@ -401,13 +403,19 @@ def read_config(name: str, algo: str | None) -> tuple[str | None, dict[str, Any]
     return algo, settings
 
 
-def gather_settings(name: str, algo: str | None) -> tuple[str | None, dict[str, Any]]:
+def gather_settings(
+    name: str, algo: str | None, above: tuple[str, ...] = ()
+) -> tuple[str | None, dict[str, Any]]:
     """Read a config, on top of the one that its key `config` names; return its algorithm too."""
     algo, settings = read_config(name, algo)
-    base = settings.pop("config", None)
-    if base is None:
+    if "config" not in settings:
         return algo, settings
-    algo, below = read_config(str(base), algo)
+    base, above = str(settings.pop("config")), (*above, name)
+    if is_file_name(base):
+        base = str(Path(name).parent / base)
+    if base in above:
+        raise ValueError(f"{base} starts from itself: its key `config` must name another file.")
+    algo, below = gather_settings(base, algo, above)
     return algo, {**below, **settings}
 
 

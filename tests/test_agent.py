@@ -28,7 +28,7 @@ from rlbook.agent import (
 from rlbook.checkpoint import CheckpointError, read_checkpoint, write_checkpoint
 from rlbook.dqn import DQN, DQNConfig
 from rlbook.run import resume, train
-from rlbook.settings import gather_settings
+from rlbook.settings import Config, gather_settings
 
 SMALL: dict[str, Any] = {
     "hidden": (16,),
@@ -110,6 +110,16 @@ def test_a_device_that_is_not_there_gets_a_sentence(device: str) -> None:
         small_agent(device=device)
 
 
+def test_settings_beside_a_whole_config_are_a_mistake() -> None:
+    config = DQNConfig(hidden=(8,))
+    assert DQN(config=config).config is config
+    for given in ({"env_id": "Acrobot-v1"}, {"seed": 3}, {"sead": 3}):
+        with pytest.raises(ValueError, match=rf"not both: .* takes '{next(iter(given))}'\.$"):
+            DQN(config=config, **given)
+    with pytest.raises(ValueError, match=r"^`config` must be a DQNConfig, not a Config\.$"):
+        DQN(config=Config())
+
+
 def test_an_unknown_environment_or_setting_names_the_nearest() -> None:
     with pytest.raises(ValueError, match="Did you mean 'CartPole-v1'"):
         DQN("CartPol-v1")
@@ -162,6 +172,14 @@ def test_predict_is_greedy_unless_asked(trained: DQN) -> None:
 def test_a_bad_observation_gets_a_sentence(obs: Any, said: str) -> None:
     with pytest.raises(ValueError, match=f"^An observation {said}"):
         small_agent().predict(obs)
+
+
+def test_an_observation_that_is_no_state_of_the_environment_gets_a_sentence() -> None:
+    agent = DQN("FrozenLake-v1", hidden=(8,))
+    assert agent.predict([0, 15])[0].shape == (2,)
+    for obs in (99, -1, [0, 16]):
+        with pytest.raises(ValueError, match=r"^An observation must be from 0 to 15\.$"):
+            agent.predict(obs)
 
 
 class Counting(DQN):
@@ -286,6 +304,18 @@ def test_load_finds_the_algorithm_of_a_file_and_of_a_directory(tmp_path: Path) -
         assert isinstance(agent, DQN) and agent.global_step == 200
         assert agent.config.run_dir is None  # a loaded agent never writes into a finished run
         assert_same(agent.state_dict(), result.agent.state_dict())
+
+
+def test_without_a_compiler_a_compiled_agent_is_loaded_to_predict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = small_agent(compile=True)
+    agent.save(tmp_path / "agent.pt")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    loaded = rlbook.load(tmp_path / "agent.pt")
+    assert loaded.predict(np.zeros(4))[0] == agent.predict(np.zeros(4))[0]
+    with pytest.raises(ValueError, match=r"^Setting 'compile' needs a C\+\+ compiler"):
+        small_agent(compile=True)
 
 
 def test_what_cannot_be_loaded_is_said(trained: DQN, tmp_path: Path) -> None:

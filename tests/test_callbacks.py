@@ -19,7 +19,7 @@ import rlbook
 from rlbook.callbacks import Callback, KeepBest, StopAtReturn, StopWithoutImprovement
 from rlbook.cli import main
 from rlbook.dqn import DQN, DQNConfig, train_dqn
-from rlbook.envs import Evaluation
+from rlbook.envs import Evaluation, Mistake
 from rlbook.progress import Interrupted
 from rlbook.run import Run, resume, train
 
@@ -210,6 +210,8 @@ def test_nowhere_to_keep_the_best_agent_is_an_error(tmp_path: Path) -> None:
     for other in (copy.deepcopy(agent), DQN.load(tmp_path / "agent.pt")):  # which write nowhere
         other.learn(10, progress=False)
         assert other.global_step == 10
+    with pytest.raises(Mistake, match="KeepBest needs a 'run_dir'"):
+        DQN(**SMALL).learn(100, progress=False, callbacks=[KeepBest()])
 
 
 def test_stopping_is_a_flag_and_is_announced(

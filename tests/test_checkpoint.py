@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, MultiDiscrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +31,9 @@ from rlbook.checkpoint import (
     HashingWriter,
     UnreadableError,
     check_plain,
+    plain_space,
     read_checkpoint,
+    space_from_plain,
     verify_checksum,
     write_checkpoint,
 )
@@ -116,6 +119,17 @@ def test_what_is_plain_can_be_read_back(value: dict[str, Any]) -> None:
     torch.save(value, file)
     file.seek(0)
     assert torch.load(file, weights_only=True) == value
+
+
+def test_a_space_of_ones_own_class_comes_back_as_the_kind_that_it_is() -> None:
+    class Angle(Box):
+        """A Box with another name."""
+
+    plain = plain_space(Angle(-1.0, 1.0, (2,)))
+    check_plain(plain)
+    assert space_from_plain(plain) == Box(-1.0, 1.0, (2,))
+    pair = MultiDiscrete([2, 3], start=[1, 5], dtype=np.int32)
+    assert space_from_plain(plain_space(pair)) == pair
 
 
 @pytest.mark.parametrize(

@@ -330,6 +330,15 @@ def test_episodes_side_by_side_are_played_as_alone(name: str) -> None:
             np.testing.assert_allclose(action, actions[i], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["drqn", "r2d2", "recurrent_ppo"])
+def test_a_hidden_state_of_another_batch_gets_a_sentence(name: str) -> None:
+    agent = make(name)
+    obs = np.zeros((2, *agent.interface.observation_space.shape), np.float32)  # type: ignore[misc]
+    _, state = agent.predict(obs[0])
+    with pytest.raises(ValueError, match="hidden state is of a batch of 1, and there are 2 obser"):
+        agent.predict(obs, state)
+
+
 # One switch
 
 

@@ -13,6 +13,7 @@ import sys
 import textwrap
 import time
 import warnings
+from collections import deque
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ from rlbook.agent import find_algorithm
 from rlbook.checkpoint import read_checkpoint
 from rlbook.cli import main
 from rlbook.dqn import DQN, DQNConfig
-from rlbook.envs import close_vector_env, make_env, name_env
+from rlbook.envs import Mistake, close_vector_env, make_env, name_env
 from rlbook.progress import RunFailed
 from rlbook.run import Collector, Run, RunDirectory, resume, train
 from rlbook.settings import Config, gather_settings, read_settings
@@ -352,6 +353,10 @@ def test_an_environment_whose_constants_were_changed_is_copied_with_them(
     env.unwrapped.gravity = 3.7  # type: ignore[attr-defined]
     agent = DQN(env, **SMALL)
     assert make_env(agent.config.env_id).get_wrapper_attr("gravity") == 3.7
+    env.unwrapped.gravity = 20.0  # type: ignore[attr-defined]
+    other = DQN(env, **SMALL)  # and the first agent keeps its own
+    found = [make_env(each.config.env_id).get_wrapper_attr("gravity") for each in (agent, other)]
+    assert found == [3.7, 20.0]
     monkeypatch.setattr(CartPoleEnv, "__deepcopy__", Stubborn.__deepcopy__, raising=False)
     with pytest.warns(UserWarning, match="without what was changed in it: give a function"):
         DQN(env, **SMALL)
@@ -398,6 +403,45 @@ def test_resuming_says_what_to_do_when_nobody_can_import_the_environment(tmp_pat
             resume(tmp_path / name, total_steps=40, progress=False)
         assert "move what makes it to a module of its own" in str(error.value)
         assert named in str(error.value) and "\n" not in str(error.value)
+
+
+class Goal(gym.Env[Any, Any]):
+    """Pays the sum of its goal, which an owner may move, and counts its squares from 1."""
+
+    def __init__(self, frame_stack: Any = 4) -> None:
+        self.observation_space = gym.spaces.Discrete(3)
+        self.action_space = gym.spaces.Discrete(2)
+        self.goal, self.frame_stack = np.zeros(2), frame_stack
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return 1, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return int(self.goal.any()) + 2, float(self.goal.sum()), True, False, {}
+
+
+def test_an_array_that_was_changed_in_an_environment_is_kept() -> None:
+    gym.register("test/Goal-v0", f"{__name__}:Goal")
+    env = gym.make("test/Goal-v0")
+    assert DQN(env, **SMALL).config.env_id == "test/Goal-v0"
+    env.unwrapped.goal = np.array([3.0, 4.0])  # type: ignore[attr-defined]
+    env_id = DQN(env, **SMALL).config.env_id
+    assert env_id != "test/Goal-v0" and make_env(env_id).get_wrapper_attr("goal").sum() == 7
+    del gym.registry["test/Goal-v0"]
+
+
+def test_a_square_that_the_space_does_not_have_stops_the_run() -> None:
+    DQN(Goal, **SMALL).learn(5, progress=False)
+    env = Goal()
+    env.goal = np.ones(2)
+    with pytest.raises(Mistake, match=r"observation 3, but its space is Discrete\(3\)\."):
+        DQN(env, **SMALL).learn(5, progress=False)
+
+
+@pytest.mark.parametrize("meant", [4, deque(maxlen=4), None])
+def test_an_attribute_of_the_name_of_ours_means_nothing(meant: Any) -> None:
+    assert DQN(lambda: Goal(meant), **SMALL).interface.frame_stack == 1
 
 
 def test_frozen_lake_is_learned_from_one_hot_squares() -> None:
@@ -723,6 +767,10 @@ def test_what_no_part_saves_is_a_sentence_when_an_agent_is_made() -> None:
         made((), nets=[network])
     with pytest.raises(ValueError, match=r"self\.alpha of Own .* into an nn\.Module"):
         made((), alpha=nn.Parameter(torch.zeros(1)))
+    with pytest.raises(ValueError, match=r"self\.alpha of Own .* into an nn\.Module"):
+        made((), alpha=torch.zeros(1, requires_grad=True))
+    with pytest.raises(ValueError, match=r"self\.norm of Own is in no part.*: add it"):
+        made((), norm=nn.BatchNorm1d(4, affine=False))  # which has buffers alone
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)  # which does not save its optimiser
     with pytest.raises(ValueError, match=r"self\.optimizer of Own is in no part"):
         made(("network", "scheduler"), scheduler=scheduler, **both)

@@ -15,10 +15,11 @@ import torch
 from helpers import assert_same, assert_same_run, in_child, run_until
 from scipy.stats import chisquare, multivariate_normal
 from torch import Tensor, nn
-from torch.distributions import Categorical, Distribution, Independent, Normal
+from torch.distributions import Beta, Categorical, Distribution, Independent, Normal
 
 from rlbook.agent import Transition
 from rlbook.cli import main
+from rlbook.envs import Mistake
 from rlbook.policy_gradient import (
     A2C,
     A2CConfig,
@@ -427,8 +428,50 @@ def test_a_question_between_acting_and_observing_changes_nothing() -> None:
     agent = A2C("CartPole-v1", **SMALL)
     obs = np.random.default_rng(0).normal(size=(2, 4)).astype(np.float32)
     actions, _ = agent.act(obs, None, np.ones(2, dtype=bool), explore=True)
-    agent.predict(np.zeros(4, np.float32))
-    np.testing.assert_array_equal(agent.sampled, actions)
+    for deterministic in (True, False):
+        agent.predict(np.zeros((2, 4), np.float32), deterministic=deterministic)
+    np.testing.assert_array_equal(agent.as_sampled(actions), actions)
+
+
+def test_torques_that_were_not_sampled_last_are_not_stored() -> None:
+    agent, obs = A2C("Pendulum-v1", **SMALL), np.zeros((2, 3), np.float32)
+    actions, _ = agent.act(obs, None, np.ones(2, dtype=bool), explore=True)
+    agent.predict(obs)
+    np.testing.assert_array_equal(np.clip(agent.as_sampled(actions), -2, 2), actions)
+    agent.predict(obs, deterministic=False)
+    with pytest.raises(Mistake, match="not those that it sampled last"):
+        agent.as_sampled(actions)
+
+
+class BetaPolicy(nn.Module):
+    """The same Beta distribution everywhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shape = nn.Parameter(torch.tensor([2.0, 5.0]))
+
+    def forward(self, obs: torch.Tensor) -> Independent:
+        """Return torques between 0 and 1."""
+        shape = self.shape.expand(len(obs), 1, 2)
+        return Independent(Beta(shape[..., 0], shape[..., 1]), 1)
+
+
+def test_a_policy_of_another_kind_is_sampled_as_it_is() -> None:
+    distribution = BetaPolicy()(torch.zeros(4_000, 3))
+    torch.manual_seed(1)
+    found = [sample_action(distribution, np.random.default_rng(7)) for _ in range(2)]
+    assert torch.equal(*found)  # from the generator of the agent, not from torch's
+    assert found[0].min() > 0 and found[0].max() < 1
+    assert abs(found[0].mean() - 2 / 7) < 0.01
+    assert abs(found[0].std() - math.sqrt(10 / (49 * 8))) < 0.01
+
+    class BetaA2C(A2C):
+        def make_policy(self) -> nn.Module:
+            return BetaPolicy()
+
+    agent = BetaA2C("Pendulum-v1", **SMALL)
+    agent.learn(64, progress=False)
+    assert agent.updates > 0
 
 
 @pytest.mark.parametrize("kind", ["shifted", "unbounded"])

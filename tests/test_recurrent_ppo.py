@@ -223,7 +223,7 @@ def test_stored_states_are_those_that_acted(env_id: str, monkeypatch: pytest.Mon
             distribution, _ = self.policy.step(torch.as_tensor(obs), parts[:2])
             value, _ = self.value_network.step(torch.as_tensor(obs), parts[2:])
         result = act(self, obs, state, episode_start, explore)
-        log_prob = distribution.log_prob(torch.as_tensor(self.sampled))
+        log_prob = distribution.log_prob(torch.as_tensor(self.as_sampled(result[0])))
         seen.append((carried, episode_start.copy(), log_prob, value))
         return result
 

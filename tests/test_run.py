@@ -405,6 +405,24 @@ def test_settings_that_do_not_fit_the_checkpoint_get_one_sentence(
         resume(tmp_path / "a", progress=False)
 
 
+def test_another_number_of_environments_cannot_resume(tmp_path: Path) -> None:
+    DQN(**TINY, run_dir=str(tmp_path / "a")).learn(10, progress=False)
+    settings = read_settings(tmp_path / "a" / "config.yaml") | {"num_envs": 3}
+    (tmp_path / "a" / "config.yaml").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=r"is of a run with 'num_envs' 1, not 3: change it back"):
+        resume(tmp_path / "a", progress=False)
+
+
+def test_a_run_that_ends_before_its_first_update_says_so() -> None:
+    for agent in (DQN("CartPole-v1", hidden=(8,)), rlbook.PPO("CartPole-v1", hidden=(8,))):
+        with pytest.warns(UserWarning, match=r"^Nothing was learned: 9[06] steps are too few"):
+            agent.learn(90, progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        DQN(**TINY).learn(90, progress=False)  # it learns
+        DQN("CartPole-v1", hidden=(8,), total_steps=5_000).learn(90, progress=False)  # or will
+
+
 def test_fewer_steps_than_were_made_are_refused_and_nothing_changes(tmp_path: Path) -> None:
     run_whole(tmp_path / "a")
     before = {path: path.read_bytes() for path in (tmp_path / "a").rglob("*") if path.is_file()}
@@ -494,6 +512,15 @@ def test_a_metric_that_not_every_update_reports_has_its_own_mean() -> None:
     logger.log_training(20, 4, [1.0, 2.0])
     line = {"global_step": 20, "loss": 7, "updates": 4, "train_return_mean": 1.5}
     assert logger.lines[1] == pytest.approx(line)
+
+
+def test_metrics_may_be_numbers_and_keep_no_graph() -> None:
+    logger, weight = Logger(None, tensorboard=False), torch.ones((), requires_grad=True)
+    for loss in (1.0, 3 * weight):
+        logger.add({"loss": loss})  # type: ignore[dict-item]
+    assert not logger.sums["loss"].requires_grad
+    logger.log_training(10, 2, [])
+    assert logger.lines[0]["loss"] == 2
 
 
 @pytest.mark.parametrize("log_every", [5, 40])
@@ -901,6 +928,14 @@ def test_learn_in_other_environments_begins_new_episodes(in_place: bool) -> None
     assert agent.training_state["collector"]["recent"] == [3.0] * 20
 
 
+def test_environments_of_another_shape_than_the_agent_are_refused() -> None:
+    agent = DQN(**TINY)
+    agent.config.env_id = "Acrobot-v1"
+    for use in (lambda: agent.learn(10, progress=False), lambda: agent.evaluate(1)):
+        with pytest.raises(ValueError, match=r"^'Acrobot-v1' has the spaces .*: make a new one\.$"):
+            use()
+
+
 @pytest.mark.parametrize(
     "changed", [{"num_envs": 2}, {"hidden": (9,)}, {"n_step": 2}, {"run_dir": "elsewhere"}]
 )
@@ -1000,6 +1035,17 @@ def test_what_breaks_in_the_environment_loses_no_step(
     assert record(tmp_path / "broken")["ended"] == f"failed at step {step}"
     resume(tmp_path / "broken", progress=False)
     assert_same_run(tmp_path / "whole", tmp_path / "broken")
+
+
+def test_an_environment_that_loses_its_own_connection_says_so_itself(
+    fragile: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Fragile, action: Any) -> Any:
+        raise ConnectionRefusedError("the simulator at port 2000 refused")
+
+    monkeypatch.setattr(Fragile, "step", refuse)
+    with pytest.raises(ConnectionRefusedError, match="port 2000"):
+        DQN("test/Fragile-v0", hidden=(8,)).learn(10, progress=False)
 
 
 @pytest.mark.parametrize("at", ["checkpoint", "evaluation"])

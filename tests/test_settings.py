@@ -188,9 +188,14 @@ def test_defaults_are_read_and_checked_like_values() -> None:
     class WrongConfig(Config):
         lr: float = Field(default=-1, gt=0)
 
+    class WordConfig(Config):
+        lr: float = "fast"  # type: ignore[assignment]
+
     assert ListConfig().sizes == (8, 8)
     with pytest.raises(ValueError, match=r"^Setting 'lr' must be above 0, not -1\.0\.$"):
         WrongConfig()
+    with pytest.raises(ValueError, match=r"^Setting 'lr' must be a number, not 'fast'\.$"):
+        WordConfig()
 
 
 def test_other_constraints_are_sentences_too() -> None:
@@ -199,6 +204,7 @@ def test_other_constraints_are_sentences_too() -> None:
         batch: int = Field(default=8, multiple_of=8)
         betas: tuple[float, float] = (0.9, 0.999)
         sizes: tuple[int, ...] = Field(default=(8,), min_length=1)
+        title: str = Field(default="a", min_length=1, max_length=3)
 
         @field_validator("env_id")
         @classmethod
@@ -214,6 +220,8 @@ def test_other_constraints_are_sentences_too() -> None:
         ({"betas": [0, 1, 2]}, "Setting 'betas' must be a list of at most 2, not (0.0, 1.0, 2.0)."),
         ({"betas": [0]}, "Setting 'betas' must be a list, each entry a number, not [0]."),
         ({"sizes": []}, "Setting 'sizes' must be a list of at least 1, not ()."),
+        ({"title": ""}, "Setting 'title' must be a text of at least 1 characters, not ''."),
+        ({"title": "long"}, "Setting 'title' must be a text of at most 3 characters, not 'long'."),
         ({"env_id": "Slow-v0"}, "Setting 'env_id' is too slow."),
         ({"lr": 1, "sizs": []}, "More has no setting 'sizs'. Did you mean 'sizes'?"),
         ({1: 2}, "More has no setting 1. `rlbook train ALGO --help` lists them."),
@@ -298,8 +306,8 @@ def test_what_yaml_cannot_hold_leaves_the_old_file(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b"lr: [1\nseed: 2", "is not valid YAML, line 2: "),
-        (b"lr: 1\nseed: 2\nlr: 3", "is not valid YAML, line 3: 'lr' stands there twice."),
-        (b"env_kwargs: {a: 1, 'a': 2}", "is not valid YAML, line 1: 'a' stands there twice."),
+        (b"lr: 1\nseed: 2\nlr: 3", "is not valid YAML, line 3: 'lr' appears twice."),
+        (b"env_kwargs: {a: 1, 'a': 2}", "is not valid YAML, line 1: 'a' appears twice."),
         (b"\xff\xfe\x00", "is not valid YAML: it is not text in UTF-8."),
         (b"a: \x00", "is not valid YAML"),
         (b"", "must hold settings as `name: value`, one a line."),
@@ -348,6 +356,16 @@ def test_a_file_can_start_from_another(tmp_path: Path) -> None:
     path.write_text(f"algo: sac\nconfig: {shipped_configs()['dqn/cartpole']}\n")
     with pytest.raises(ValueError, match=r"cartpole.yaml is for 'dqn', not for 'sac'"):
         gather_settings(str(path), None)
+
+
+def test_a_file_starts_from_one_beside_it_which_may_start_from_a_third(tmp_path: Path) -> None:
+    (tmp_path / "top.yaml").write_text("algo: dqn\nconfig: base.yaml\nseed: 7\n")
+    (tmp_path / "base.yaml").write_text("algo: dqn\nconfig: cartpole\nseed: 6\nlr: 0.5\n")
+    _, settings = gather_settings(str(tmp_path / "top.yaml"), None)
+    assert (settings["seed"], settings["lr"], settings["env_id"]) == (7, 0.5, "CartPole-v1")
+    (tmp_path / "base.yaml").write_text("algo: dqn\nconfig: top.yaml\n")
+    with pytest.raises(ValueError, match=r"top\.yaml starts from itself: its key `config` must"):
+        gather_settings(str(tmp_path / "top.yaml"), None)
 
 
 def test_every_shipped_config_is_valid_for_its_algorithm() -> None:
