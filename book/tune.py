@@ -119,8 +119,8 @@ with contextlib.chdir(folder):
 # %% [markdown]
 # The first trial is the config as it was. Giving up early begins when five trials are complete, so
 # a search of six hardly shows it. The directory holds `best.yaml`, `top.yaml`, `result.json` and
-# this figure: the score of each trial, and how much of the scores' variation each setting
-# explains.
+# this figure: the score of each trial, and how much each setting mattered for a place among the
+# best, relative to the others.
 
 # %%
 Image(folder / "runs/tune/tune.png", width=760)
@@ -129,7 +129,7 @@ Image(folder / "runs/tune/tune.png", width=760)
 # The best settings are an ordinary config:
 
 # %%
-words = "train --config runs/tune/best.yaml --seed 100 --total-steps 1000 --run-dir runs/a"
+words = "train --config runs/tune/best.yaml --seed 100 --total-steps 2000 --run-dir runs/a"
 print(f"$ rlbook {words}")
 with contextlib.chdir(folder):
     assert main(words.split()) == 0
@@ -161,8 +161,8 @@ class Dimension:
 
     @property
     def labels(self) -> dict[Any, Any]:
-        """The choices by what Optuna stores for them: a list by its text."""
-        return {str(value) if isinstance(value, list) else value: value for value in self.choices}
+        """The choices by what Optuna stores for them: a list, or none, by its text."""
+        return {str(v) if v is None or isinstance(v, list) else v: v for v in self.choices}
 
     def suggest(self, trial: Any) -> Any:
         """Let a trial choose a value."""
@@ -188,7 +188,7 @@ def read_dimension(name: str, given: Any, config_class: type[Config]) -> Dimensi
     what, field_info = f"The search space of {name!r}", config_class.model_fields[name]
     numbers, hint = (int, float), field_info.annotation
     if isinstance(given, list) and given:
-        choices = [v if isinstance(v, list) else read_value(v, hint) for v in given]
+        choices = [list(v) if isinstance(v, list | tuple) else read_value(v, hint) for v in given]
         dimension = Dimension(name, choices=tuple(choices))
         if len(dimension.labels) < len(given):
             raise ValueError(f"{what} has a choice twice.")
@@ -478,13 +478,16 @@ def below_median(reported: Sequence[float], complete: Sequence[Sequence[float]])
 def report(attempt: Attempt, complete: Callable[[], list[list[float]]]) -> bool:
     """Report the evaluations of the current run; return whether the trial should be pruned."""
     item = attempt.items[len(attempt.outcomes)]
-    config = item.config()
+    config, curve = item.config(), evaluations(item.run_dir)
     quarter = config.total_steps // config.eval_every // 4  # of the evaluations of a run
-    curve = evaluations(item.run_dir)
+    whole = -(-config.total_steps // config.eval_every)
+    last = len(attempt.outcomes) == len(attempt.items) - 1
     for mean in scores(attempt.outcomes, curve, attempt.seen):
         attempt.trial.report(mean, step=len(attempt.reported))
         attempt.reported.append(mean)
         attempt.seen += 1
+        if last and attempt.seen == whole:
+            return False  # the trial is complete: there is nothing left to save
         if len(attempt.reported) > quarter and below_median(attempt.reported, complete()):
             return True
     return False
@@ -590,7 +593,8 @@ def advance(attempt: Attempt, study: Study, runner: Runner, prune: bool) -> str 
     if pruned:
         if why is None:
             runner.stop([attempt.handle])
-        steps, last = attempt.seen * item.config().eval_every, attempt.reported[-1]
+        config, last = item.config(), attempt.reported[-1]
+        steps = min(attempt.seen * config.eval_every, config.total_steps)
         study.tell(attempt, "PRUNED")
         return f"pruned at step {steps:,} of seed {item.seed}, with return {last:g}"
     if why is None:
@@ -665,12 +669,13 @@ def begin(attempt: Attempt, study: Study, runner: Runner, say: Callable[[str], N
 # `best.yaml` is the config of the best trial. `top.yaml` is a sweep of the best five; you will see below
 # what it is for. `result.json` holds all trials. How much a setting matters is estimated by
 # [PED-ANOVA](https://arxiv.org/abs/2304.10255): it compares the distribution of a setting's values
-# in the better trials with that in all trials. If both are alike, the setting does not matter.
+# in the best tenth of the complete trials with that in all of them. If both are alike, the setting
+# does not matter. The numbers are scaled to sum to 1.
 
 # %%
 #| export
 def importance(study: Study) -> dict[str, float]:
-    """Return what share of the scores' variation each setting explains; nothing if unknown."""
+    """Return how much each setting matters for a place in the best tenth; nothing if unknown."""
     optuna = study.optuna
     complete = study.study.get_trials(states=(optuna.trial.TrialState.COMPLETE,))
     if len(complete) < 4 or len({trial.value for trial in complete}) < 2:
@@ -741,7 +746,7 @@ def draw_importance(ax: Axes, result: dict[str, Any]) -> None:
     """Draw how much each setting matters, as far as the trials tell."""
     shares = dict(sorted(result["importance"].items(), key=lambda pair: pair[1]))
     ax.barh(list(shares), list(shares.values()), color=COLORS.get(result["algo"], "#0072B2"))
-    ax.set(xlabel="share of what the settings explain")
+    ax.set(xlabel="importance, relative to the other settings")
     ax.set_title("importance" if shares else "importance: too few different trials")
 
 
@@ -931,8 +936,8 @@ assert means[1][0] > means[1][1]
 # - `seconds` in `result.json` adds up all processes that worked on the search, but for those that
 #   were killed by SIGKILL.
 # - Pruning trusts early scores. Settings that start slowly and end well are lost; `--no-prune` keeps them.
-# - The importance of a setting holds for its range and for these trials. With six trials it says
-#   little.
+# - The importance of a setting holds for its range and for these trials. With six trials, of which one is
+#   the best tenth, it says next to nothing.
 # - Trials keep their checkpoints, so that you can look at them; delete the directory when you are done.
 #
 # ## Exercises

@@ -276,6 +276,19 @@ def test_a_lucky_first_seed_does_not_protect_a_trial(tmp_path: Path) -> None:
     assert trial.told == list(enumerate([20.0, 50.0, 90.0, 10.0, 25.0]))  # no step is left out
 
 
+def test_a_trial_is_not_given_up_at_its_last_evaluation(tmp_path: Path) -> None:
+    lines = [json.dumps({"eval_return_mean": value}) + "\n" for value in (10.0, 10.0, 10.0, 500.0)]
+    settings = {"total_steps": 350, "eval_every": 100}  # the last evaluation is at the end
+    complete = [[50.0, 100.0, 150.0, 260.0]] * 5  # 140 on average, 132.5 here
+    for count, given_up in ((3, True), (4, False)):
+        (tmp_path / "metrics.jsonl").write_text("".join(lines[:count]))
+        item = Item("dqn", "trial", 0, str(tmp_path), settings)
+        trial, lock = ToldTrial(), filelock.FileLock(tmp_path / "lock")
+        attempt = Attempt(trial, "trial", {}, [item], lock)
+        attempt.seen, attempt.reported = count - 1, [10.0] * (count - 1)
+        assert report(attempt, lambda: complete) == given_up
+
+
 class Told:
     """Stands for a study, for the runs and for their end."""
 
@@ -384,6 +397,15 @@ def test_numbers_of_a_space_are_read_as_settings_are(tmp_path: Path) -> None:
     assert (lr.low, lr.high, lr.whole) == (1e-4, 1e-2, False)
     assert tau.choices == (5e-3, 1.0) and hidden.choices == ([8], [4, 4])
     assert not read_space({"gamma": {"low": 0, "high": 1}}, DQNConfig)[0].whole
+
+
+def test_tuples_and_none_are_choices_and_the_first_trial_has_them() -> None:
+    given = {"hidden": [(64,), (64, 64)], "max_grad_norm": [10.0, None]}
+    hidden, norm = read_space(given, DQNConfig)
+    assert hidden.labels == {"[64]": [64], "[64, 64]": [64, 64]}
+    assert norm.labels == {10.0: 10.0, "None": None}
+    assert hidden.stored((64, 64)) == "[64, 64]"
+    assert norm.stored(None) == "None" and norm.stored(3.0) is None
 
 
 BAD: list[tuple[list[str], str]] = [
