@@ -366,9 +366,11 @@ def list_command(parser: Parser, arguments: list[str]) -> int:
 
 # %%
 #| export
-def choose(arguments: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
+def choose(
+    arguments: Sequence[str], command: str = "train"
+) -> tuple[str | None, dict[str, Any]]:
     """Find the algorithm and the settings of the config file before the flags are known."""
-    first = Parser("", add_help=False)
+    first = Parser(command, add_help=False)
     first.add_argument("--config")
     config = first.parse_known_args(arguments)[0].config
     algo = None if not arguments or arguments[0].startswith("-") else arguments[0]
@@ -403,7 +405,7 @@ def parse_training(
     parser.usage = f"{parser.prog} [ALGO] [--config NAME|FILE] [--SETTING VALUE ...]"
     parser.add_argument("algo", nargs="?", help="the algorithm, unless the config file names it")
     parser.add_argument("--config", metavar="NAME|FILE", help="a shipped config or a YAML file")
-    algo, settings = choose(arguments)
+    algo, settings = choose(arguments, parser.prog.removeprefix("rlbook "))
     if algo is None:
         add_groups(parser, Config)
         more = f"`{parser.prog} ALGO --help` shows the settings of an algorithm too."
@@ -885,8 +887,8 @@ def tangle_command(parser: Parser, arguments: list[str]) -> int:
 # | exit code | what happened | what is printed |
 # |---|---|---|
 # | 0 | success | the result |
-# | 1 | the run failed: a loss that is not finite, a full disk | why, and the last good checkpoint |
-# | 2 | a mistake in what was typed, in a file, or in code of your own | what is wrong and what to do |
+# | 1 | the run failed: a loss that is not finite, a full disk, an exception in code of your own | why, and the last good checkpoint; of an exception the traceback, too |
+# | 2 | a mistake in what was typed or in a file, or code of your own that breaks a rule, as with a reward that is no number | what is wrong and what to do |
 # | 130, 143 | Ctrl-C, SIGTERM (128 + the number of the signal) | the checkpoint, and how to continue |
 # | 141 | the program that reads the output has ended | nothing |
 #
@@ -927,7 +929,8 @@ def dispatch(arguments: list[str]) -> int:
 
 # %% [markdown]
 # Only `main` turns exceptions into exit codes. Note what it does *not* catch: a `KeyError` or a
-# `TypeError` is a bug in this library, not a mistake of the user, and keeps its traceback.
+# `TypeError` is a bug, in this library or in code of your own, and keeps its traceback. So does a
+# `ValueError` that your environment raises: the run has added a note to it.
 
 # %%
 #| export

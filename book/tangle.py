@@ -14,8 +14,8 @@
 # %% [markdown]
 # # From chapter to library
 #
-# Every module of `rlbook` is written in a chapter of this book. In this chapter you build the tool
-# that makes this possible. It takes the marked cells of a chapter and writes them as a module that
+# Every module of `rlbook` but `__init__.py` is written in a chapter of this book. Here you build
+# the tool that makes this possible. It takes the marked cells of a chapter and writes them as a module that
 # you can import. It also runs a chapter from top to bottom and stores its outputs in a notebook.
 # At the end you apply it to this chapter, and it writes its own module.
 #
@@ -615,8 +615,8 @@ def main(
         parser = argparse.ArgumentParser(prog="python -m rlbook.tangle", description=main.__doc__)
     verbs = ["export", "run", "sync", "list"]
     parser.add_argument("verb", nargs="?", default="export", choices=verbs)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="chapters, all if none is given")
-    parser.add_argument("--check", action="store_true", help="write nothing, show what is new")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="chapters to run, pair or list")
+    parser.add_argument("--check", action="store_true", help="of an export: write nothing")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="of the notebooks that run")
     options = parser.parse_args(arguments)
     try:
@@ -625,6 +625,10 @@ def main(
         for name in set(options.names) - set(toc):
             raise ValueError(f"There is no chapter {name!r}: the book has {', '.join(toc)}.")
         names = options.names or toc
+        if options.verb == "export" and options.names:
+            raise ValueError("`export` writes all modules: leave out the names.")
+        if options.verb != "export" and options.check:
+            raise ValueError(f"--check belongs to `export`, not to {options.verb!r}.")
         if options.verb == "export":
             return 0 if tangle(root, options.check) or not options.check else 1
         if options.verb == "run":

@@ -185,9 +185,11 @@ def list_command(parser: Parser, arguments: list[str]) -> int:
 
 
 # %% book/cli.py · Flags and files
-def choose(arguments: Sequence[str]) -> tuple[str | None, dict[str, Any]]:
+def choose(
+    arguments: Sequence[str], command: str = "train"
+) -> tuple[str | None, dict[str, Any]]:
     """Find the algorithm and the settings of the config file before the flags are known."""
-    first = Parser("", add_help=False)
+    first = Parser(command, add_help=False)
     first.add_argument("--config")
     config = first.parse_known_args(arguments)[0].config
     algo = None if not arguments or arguments[0].startswith("-") else arguments[0]
@@ -214,7 +216,7 @@ def parse_training(
     parser.usage = f"{parser.prog} [ALGO] [--config NAME|FILE] [--SETTING VALUE ...]"
     parser.add_argument("algo", nargs="?", help="the algorithm, unless the config file names it")
     parser.add_argument("--config", metavar="NAME|FILE", help="a shipped config or a YAML file")
-    algo, settings = choose(arguments)
+    algo, settings = choose(arguments, parser.prog.removeprefix("rlbook "))
     if algo is None:
         add_groups(parser, Config)
         more = f"`{parser.prog} ALGO --help` shows the settings of an algorithm too."

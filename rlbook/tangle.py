@@ -324,8 +324,8 @@ def main(
         parser = argparse.ArgumentParser(prog="python -m rlbook.tangle", description=main.__doc__)
     verbs = ["export", "run", "sync", "list"]
     parser.add_argument("verb", nargs="?", default="export", choices=verbs)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="chapters, all if none is given")
-    parser.add_argument("--check", action="store_true", help="write nothing, show what is new")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="chapters to run, pair or list")
+    parser.add_argument("--check", action="store_true", help="of an export: write nothing")
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="of the notebooks that run")
     options = parser.parse_args(arguments)
     try:
@@ -334,6 +334,10 @@ def main(
         for name in set(options.names) - set(toc):
             raise ValueError(f"There is no chapter {name!r}: the book has {', '.join(toc)}.")
         names = options.names or toc
+        if options.verb == "export" and options.names:
+            raise ValueError("`export` writes all modules: leave out the names.")
+        if options.verb != "export" and options.check:
+            raise ValueError(f"--check belongs to `export`, not to {options.verb!r}.")
         if options.verb == "export":
             return 0 if tangle(root, options.check) or not options.check else 1
         if options.verb == "run":

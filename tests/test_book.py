@@ -344,6 +344,10 @@ def test_command_checks_exports_and_lists(
     assert capsys.readouterr().out.split() == ["book/index.ipynb", "book/tiny.ipynb"]
     assert main(["run", "tyni"]) == 2
     assert "There is no chapter 'tyni'" in capsys.readouterr().err
+    assert main(["export", "tiny"]) == 2
+    assert "`export` writes all modules: leave out the names." in capsys.readouterr().err
+    assert main(["run", "tiny", "--check"]) == 2
+    assert "--check belongs to `export`, not to 'run'." in capsys.readouterr().err
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt

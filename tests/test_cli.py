@@ -351,6 +351,8 @@ MISTAKES: list[tuple[str, str]] = [
     ("train dqn --totl-steps 1", "has no flag '--totl-steps'. Did you mean '--total-steps'?"),
     ("train dqn --total-step 1", "has no flag '--total-step'. Did you mean '--total-steps'?"),
     ("train dqn --seed", "--seed expected one argument: see `rlbook train --help`."),
+    ("train dqn --config", "--config expected one argument: see `rlbook train --help`."),
+    ("sweep dqn --config", "--config expected one argument: see `rlbook sweep --help`."),
     ("train dqn --hidden", "--hidden expected at least one argument: see"),
     ("train dqn foo", "`rlbook train` does not know what to do with 'foo'."),
     ("train dqn --seed one", "Setting 'seed' must be a whole number, not 'one'."),
