@@ -19,7 +19,9 @@ from test_results import ROOT
 from torch import Tensor, nn
 
 from rlbook import figures
-from rlbook.agent import Agent
+from rlbook.agent import Agent, Transition
+from rlbook.dqn import DQN, epsilon_greedy
+from rlbook.envs import derive_seed
 from rlbook.policy_gradient import GaussianPolicy
 from rlbook.replay import Batch
 from rlbook.run import train
@@ -349,6 +351,90 @@ def test_dqn_makes_the_same_updates(parity: ModuleType, name: str) -> None:
     update_both(agent, silent(model), random_batches(agent, 5, torch.Generator().manual_seed(0)))
     assert (weights(agent.q_network) - before).abs().max() > 1e-3
     assert torch.allclose(weights(agent.q_network), weights(model.q_net), atol=1e-5)
+
+
+def in_step(ours: DQN, theirs: Any, env_seed: int, first_update: int) -> list[list[np.ndarray]]:
+    """Let their DQN explore, sample and copy its target network as ours does, and train both."""
+    generators = copy.deepcopy((ours.generator, ours.replay.generator))
+    buffer, train_theirs, every = theirs.replay_buffer, theirs.train, ours.config.train_frequency
+    seen: list[list[np.ndarray]] = [[], []]
+
+    def explore(*_: Any) -> tuple[np.ndarray, np.ndarray]:
+        obs = theirs._last_obs
+        with torch.no_grad():
+            best = theirs.q_net(torch.as_tensor(obs)).numpy().argmax(axis=1)
+        epsilon, choices = theirs.exploration_rate, theirs.action_space.n
+        action = epsilon_greedy(best, int(choices), epsilon, generators[0])
+        seen[1].append(np.append(obs[0], [epsilon, action[0]]))
+        return action, action
+
+    def sample(batch_size: int, env: Any = None) -> Any:
+        stored = buffer.buffer_size if buffer.full else buffer.pos
+        return buffer._get_samples(generators[1].integers(stored, size=batch_size), env=env)
+
+    def train_in_pieces(gradient_steps: int, batch_size: int) -> None:
+        for _ in range(gradient_steps):
+            train_theirs(1, batch_size)
+            if theirs._n_updates % ours.config.target_update_interval == 0:
+                theirs.q_net_target.load_state_dict(theirs.q_net.state_dict())
+
+    theirs._sample_action, buffer.sample, theirs.train = explore, sample, train_in_pieces
+    theirs.env.seed(env_seed)
+    theirs.exploration_rate = 1.0  # theirs sets it after a step
+    theirs.learning_starts = first_update - every  # they ask for more than that
+    silent(theirs).learn(ours.config.total_steps)
+    observe = ours.observe
+
+    def watched(transition: Transition) -> None:
+        epsilon = ours.config.epsilon(ours.global_step - 1)  # before this step
+        seen[0].append(np.append(transition.obs[0], [epsilon, transition.action[0]]))
+        observe(transition)
+
+    ours.observe = watched  # type: ignore[method-assign]
+    ours.learn(ours.config.total_steps, progress=False)
+    return seen
+
+
+def test_a_whole_training_of_dqn_is_theirs_step_by_step() -> None:
+    settings: dict[str, Any] = {
+        "env_id": "CartPole-v1",
+        "env_kwargs": {"max_episode_steps": 30},  # some episodes are truncated
+        "total_steps": 1_200,
+        "buffer_size": 400,  # so the ring goes round
+        "batch_size": 32,
+        "train_frequency": 4,
+        "gradient_steps": 4,
+        "target_update_interval": 100,
+        "tau": 1.0,
+        "double": False,
+        "huber": True,
+        "max_grad_norm": 10.0,
+        "epsilon_decay_steps": 360,
+        "final_epsilon": 0.1,
+    }
+    ours = DQN(**settings, learning_starts=0, eval_every=0, checkpoint_every=10_000, seed=3)
+    env_seed = derive_seed(3, "envs", 0, 0)
+    library = importlib.import_module("stable_baselines3")
+    make_envs = importlib.import_module("stable_baselines3.common.env_util").make_vec_env
+    theirs = library.DQN(
+        "MlpPolicy",
+        make_envs("CartPole-v1", env_kwargs=settings["env_kwargs"]),
+        learning_rate=ours.config.lr,
+        buffer_size=400,
+        batch_size=32,
+        gamma=ours.config.gamma,
+        gradient_steps=-1,
+        target_update_interval=10_000,
+        exploration_fraction=0.3,
+        exploration_final_eps=0.1,
+        policy_kwargs={"net_arch": list(ours.config.hidden)},
+    )
+    for network in (theirs.q_net, theirs.q_net_target):
+        copy_layers(network, ours.q_network)
+    found = in_step(ours, theirs, env_seed, first_update=32)
+    assert ours.updates == theirs._n_updates == 1_172
+    assert np.allclose(found[0], found[1], atol=1e-5)  # observations, ε and actions
+    assert torch.allclose(weights(ours.q_network), weights(theirs.q_net), atol=1e-4)
 
 
 def test_sac_makes_the_same_updates(parity: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
