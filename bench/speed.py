@@ -14,7 +14,8 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -300,16 +301,31 @@ def count_operations(agent: Agent) -> int:
     return sum(event.name.startswith("aten::") for event in profile.events())
 
 
+@contextmanager
+def empty_compiler_cache() -> Iterator[None]:
+    """Give the compiler an empty folder for its programs, until the end of the block."""
+    before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    with tempfile.TemporaryDirectory(prefix="inductor-") as folder:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop("TORCHINDUCTOR_CACHE_DIR")
+            if before is not None:
+                os.environ["TORCHINDUCTOR_CACHE_DIR"] = before
+
+
 def measure_compile(rounds: int) -> dict[str, Any]:
     """Time updates, eager and compiled, and compiling itself: at first, and from a cache."""
     torch.compile(lambda x: x.sin() + 1)(torch.ones(8))  # import the compiler
     found: dict[str, Any] = {}
     for name in [name for name in CONFIGS if algorithms()[name].compiled]:
         changes = {} if name == "dqn" else {"policy_delay": 1}
-        torch.compiler.reset()
-        _, first = compile_seconds(name, **changes)
-        torch.compiler.reset()  # forgets the programs in memory; those on the disk stay
-        compiled, again = compile_seconds(name, **changes)
+        with empty_compiler_cache():  # other parts may have compiled the same
+            torch.compiler.reset()
+            _, first = compile_seconds(name, **changes)
+            torch.compiler.reset()  # forgets the programs in memory; those on the disk stay
+            compiled, again = compile_seconds(name, **changes)
         eager = make_agent(name, **changes)
         works = {"eager": updates(eager), "compiled": updates(compiled)}
         found[name] = {
@@ -492,8 +508,7 @@ def main() -> None:
         "machine": {"cores": os.cpu_count(), "processor": processor_name()},
     }
     result = json.loads(options.out.read_text()) if partly else made
-    with torch_for_learning(1), tempfile.TemporaryDirectory(prefix="inductor-") as folder:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder  # a compiler that starts with nothing
+    with torch_for_learning(1), empty_compiler_cache():
         for name in options.only:
             began = time.perf_counter()
             found, (part, _, contest) = ONE_BY_ONE[name](options.rounds), name.partition("/")
