@@ -1127,7 +1127,7 @@ MAP = (
     },
 )
 ABOUT = {
-    "dqn": ("DQN", "Q-learning with a network", "a few actions; one observation shows all that matters"),
+    "dqn": ("DQN", "Q-learning with a network", "a few actions; a vector of numbers shows all that matters"),
     "drqn": ("DRQN", "DQN that remembers", "a few actions; the agent must remember"),
     "r2d2": ("R2D2", "replays what surprised it", "as DRQN; rewards are rare or of very different sizes"),
     "ppo": ("PPO", "learns a policy, on-policy", "you observe a few numbers; steps in the environment are cheap"),
@@ -1192,10 +1192,11 @@ for chapter in chapters:
 Markdown("\n".join(rows))
 
 # %% [markdown]
-# Whatever you choose, read [Environments](envs.ipynb) next. PPO, recurrent PPO and TRPO learn
-# on-policy: for these, read [Policy gradient](policy_gradient.ipynb) first. All others on the map
-# learn off-policy, from steps that they have stored, so [Replay](replay.ipynb) comes next. If you
-# do not know where to start, start with [DQN](dqn.ipynb): the others refer to it.
+# Whatever you choose, read [Environments](envs.ipynb), [Replay](replay.ipynb) and [DQN](dqn.ipynb)
+# next: the other chapters refer to them. PPO, recurrent PPO and TRPO learn on-policy: before these,
+# read [Policy gradient](policy_gradient.ipynb), and before recurrent PPO [DRQN](drqn.ipynb), too. All
+# but DrQ-v2 observe a vector of numbers: for images with a few choices the book has no algorithm yet.
+# Recurrent PPO takes real numbers as actions, too.
 
 # %% [markdown]
 # ## Exercises

@@ -117,8 +117,8 @@ assert abs(flattery[2] - 1 / np.sqrt(np.pi)) < 0.03
 #
 # ## Colours
 #
-# Each algorithm has one colour through the whole book. About one man in twelve sees red and green
-# as nearly the same colour, so the first colours are those of Okabe and Ito, which were chosen for
+# Each algorithm has one colour through the whole book. About one man in twelve has trouble telling
+# red from green, so the first colours are those of Okabe and Ito, which were chosen for
 # such readers. Their eighth colour, yellow, is left out because it is hard to see on white. Brown,
 # indigo and olive are from the palettes of Paul Tol, made for the same purpose. Violet was chosen
 # because it differs enough from all the others.

@@ -107,8 +107,8 @@
 #
 # ### Greedy
 #
-# Taking the action that looks best, without exploring: the one with the largest Q-value, or the
-# likeliest one where the policy is a network. See [Basics](basics.ipynb#greedy).
+# Taking the action that looks best, without exploring: the one with the largest Q-value. Where a
+# network outputs the policy, it is the likeliest action or, for continuous ones, the mean. See [Basics](basics.ipynb#greedy).
 #
 # ### Temporal difference
 #

@@ -84,7 +84,7 @@ env.close()
 filmstrip(frames)
 
 # %% [markdown]
-# The same in a shell:
+# In a shell, with all 50,000 steps of these settings:
 #
 # ```
 # rlbook train dqn --config cartpole --run-dir runs/a

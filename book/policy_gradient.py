@@ -1246,7 +1246,7 @@ show_parity("results/parity_a2c.json")
 # for it: the test also cuts episodes off, and both sides still come to the same parameters. Twenty
 # more seeds gave the answer. A bootstrap interval of ten seeds is too narrow (Student's t-test,
 # which allows for that, gave p = 0.06), and seeds differ much more than the two sides do, with mean
-# heights from 158 to 395 for ours and from 197 to 415 for theirs. Both sides are unsteady: at a
+# heights (of a seed's curve over all its steps) from 158 to 395 for ours and from 197 to 415 for theirs. Both sides are unsteady: at a
 # constant learning rate, a policy that balances for 500 steps is often lost again, which is why the
 # settings above let the rate fall.
 #
@@ -1256,7 +1256,7 @@ show_parity("results/parity_a2c.json")
 #
 # | papers | here | why |
 # |---|---|---|
-# | A3C: many processes, each with its own copy of the networks | several environments that step together (A2C) | the same data in one process; a common simplification |
+# | A3C: many threads, each with its own copy of the networks | several environments that step together (A2C) | no threads, and all data is from the current policy; a common simplification |
 # | RMSProp | Adam, with ε = 10⁻⁵ as in common implementations | one optimiser for the whole book |
 # | one network with two heads, for images | two networks | vectors are cheap, and the two losses do not compete |
 # | 5-step returns | GAE | with λ = 1 and `num_steps: 5` these are returns of up to 5 steps |

@@ -399,7 +399,7 @@ class PPOConfig(A2CConfig):
         default=0.2, gt=0, description="How far a probability ratio may move from 1."
     )
     clip_range_decay_from: float = Field(
-        default=1.0, ge=0, le=1, description="Fraction of the run after which it falls to 0."
+        default=1.0, ge=0, le=1, description="Fraction of the run after which clip_range falls."
     )
     clip_value_loss: bool = Field(
         default=False, description="Clip how far values move, too, by the same range."
@@ -777,7 +777,8 @@ show_parity("results/parity_ppo.json")
 #
 # The same on Hopper, a leg of four parts that has to hop forward without falling
 # (`pip install 'rlbook[mujoco]'`), with continuous actions and 100,000 steps, at the default
-# settings of Stable-Baselines3 but for eight environments:
+# settings of Stable-Baselines3, except that the 2,048 steps of a rollout come from eight
+# environments, 256 from each:
 
 # %% tags=["hide-input"]
 for who, run in load_result("results/parity_ppo_hopper.json")["runs"].items():
@@ -811,7 +812,7 @@ for who, took in contest["works"].items():
 #
 # | paper | here | why |
 # |---|---|---|
-# | clip 0.2 and lr 3·10⁻⁴ fixed on MuJoCo, annealed on Atari | annealed in the settings for CartPole; the learning rate alone for Pendulum | the last updates become small |
+# | MuJoCo: clip 0.2 and lr 3·10⁻⁴, fixed; Atari: clip 0.1 and lr 2.5·10⁻⁴, annealed | annealed in the settings for CartPole; the learning rate alone for Pendulum | the last updates become small |
 # | 1 million steps of MuJoCo, 40 million frames of Atari | CartPole, Pendulum, and 100,000 steps of Hopper | two cores and no GPU |
 # | σ of a Gaussian independent of the state | the same | |
 # | one network with two heads on Atari | two networks | vectors are cheap |

@@ -467,8 +467,9 @@ assert batch.reward[0] == 5  # the same memory
 # adds the discounted reward to every window and replaces its next observation by the newest one. Then
 # it opens a window for the new step. A window is complete after $n$ steps, or when its episode ends,
 # and a copy of it is returned once. Windows that were already returned change too, but nobody reads
-# them. `drop` is for an episode that stops without a flag, because the agent goes on in other
-# environments: its open windows must not go on with the rewards of the next episode.
+# them. Each call of `learn` may start new episodes, and then the last ones of the call before stopped
+# without a flag. `drop` discards their open windows, which would otherwise collect the rewards of the
+# next episode.
 
 # %%
 #| export
@@ -875,10 +876,17 @@ print(f"{len(after)} transitions, mean reward {after.sample(100_000)['reward'].m
 # ## Use it
 #
 # ```python
+# import gymnasium as gym
+# import torch
 # from rlbook.replay import ReplayBuffer, make_transitions, to_batch, transition_dtype
 #
-# replay = ReplayBuffer(100_000, transition_dtype(env.observation_space, env.action_space), seed=0)
-# replay.add(make_transitions(replay.storage.dtype, obs=obs, action=action, reward=reward,
+# envs = gym.make_vec("CartPole-v1", num_envs=2)
+# dtype = transition_dtype(envs.single_observation_space, envs.single_action_space)
+# replay = ReplayBuffer(100_000, dtype, seed=0)
+# obs, _ = envs.reset(seed=0)
+# action = envs.action_space.sample()
+# next_obs, reward, terminated, truncated, _ = envs.step(action)
+# replay.add(make_transitions(dtype, obs=obs, action=action, reward=reward,
 #                             next_obs=next_obs, terminated=terminated, discount=0.99))
 # batch = to_batch(replay.sample(64), torch.device("cpu"))
 # ```

@@ -103,9 +103,10 @@ assert final.min() >= -300  # random torques score about -1200
 # | Same as [DQN](dqn.ipynb) | replay, bootstrapped targets, target networks |
 # | Different from DQN | an actor in place of `argmax`; the smaller of two critics; a bonus for staying random, in place of ε |
 #
-# It has an actor and critics as [A2C](policy_gradient.ipynb) has, but it learns from old steps, and
-# the actor's gradient comes through a critic of the action, not from the log-probability times an
-# advantage, which says how much better than expected the action was.
+# Advantage actor-critic ([A2C](policy_gradient.ipynb)) has an actor and a learned value as well. It
+# multiplies the gradient of the log-probability by the advantage, which says how much better than
+# expected the action was. SAC learns from old steps, and its actor's gradient comes through a critic
+# that takes the action as an input.
 #
 # ## The problem
 #
@@ -965,10 +966,11 @@ draw_parts(plt.figure(), ablations, columns=5)
 print(made_by(ablations))
 
 # %% [markdown]
-# - **Target critics** matter most. Without them the values chase themselves: the IQM is −1351, that of
+# - **Target critics** matter. Without them the values chase themselves: the IQM is −1351, that of
 #   SAC −146, and the best evaluation of any seed at any time was −845.
-# - **Replay** comes next. With a buffer of 128, less than one episode, the IQM is −794: the seeds
-#   learn slowly and unsteadily, and end between −1190 and −245.
+# - **Replay** matters, too. With a buffer of 128, less than one episode, the IQM is −794: the seeds
+#   learn slowly and unsteadily, and end between −1190 and −245. The intervals of these two overlap,
+#   so five seeds cannot rank them.
 # - **Entropy, the learned coefficient and the second critic make no difference here that five seeds
 #   could show**: −147 without entropy, −147 with a fixed coefficient, −186 with one critic, within
 #   intervals that overlap. Without the bonus the policy still samples its actions and starts wide,

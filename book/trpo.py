@@ -273,8 +273,8 @@ assert np.allclose(steps_by_hand[0.5], [0.2, -0.1]) and np.allclose(steps_by_han
 # step with the learning rate 0.05 is too timid for the wide policy. For the narrow one it goes
 # far outside, to a KL divergence of 0.5, since the same shift of the mean is now a whole standard
 # deviation. The natural step ends on the ellipse in both panels. The exact contour is near the
-# ellipse but differs from it: on the left the step ends a little outside. The line search below
-# takes care of that.
+# ellipse but differs from it: in both panels the step ends outside, by more on the left. The line
+# search below takes care of that.
 #
 # ## Products with the Fisher matrix
 #
@@ -397,7 +397,7 @@ torch.testing.assert_close(by_products, explicit, atol=1e-6, rtol=1e-4)
 # %%
 #| export
 def conjugate_gradient(product: Product, b: Tensor, iterations: int) -> Tensor:
-    """Solve A x = b for a symmetric positive A that is known by its products alone."""
+    """Solve A x = b for a symmetric positive definite A, known by its products alone."""
     x = torch.zeros_like(b)
     residual = direction = b  # b - A x
     squared = initial = b @ b
@@ -658,8 +658,8 @@ plt.show()
 # %% [markdown]
 # One iteration is the plain gradient, stretched to the bound. With damping, the natural gradient
 # gains more within the same bound, and three iterations bring most of it. With hardly any, the
-# gain goes up and down with the number of iterations. A likely reason: the solution relies on
-# directions about which the batch says almost nothing, the bowl is a bad approximation there, and
+# gain rises up to five iterations, where it is larger than any with damping, and then falls. A
+# likely reason for the fall: with more iterations the solution relies on directions about which the batch says almost nothing, the bowl is a bad approximation there, and
 # the line search has to shorten the step.
 #
 # ## Does it compute the right values?
@@ -790,7 +790,7 @@ show_parity("results/parity_trpo.json")
 
 # %% [markdown]
 # The interval in the title, which [Figures](figures.ipynb) explains, holds 0: ten seeds show no difference. The
-# seeds of each side differ widely, with mean heights from 206 to 491 for ours and from 240 to 468 for theirs. At
+# seeds of each side differ widely, with mean heights (of a seed's curve over all its steps) from 206 to 491 for ours and from 240 to 468 for theirs. At
 # the last evaluation the lowest are 482 and 339. On both sides a policy that balances for 500 steps is often lost
 # again.
 #
@@ -811,7 +811,7 @@ show_parity("results/parity_trpo.json")
 # - The paper's experiments are robots in MuJoCo and seven Atari games. Nothing here claims to reproduce them.
 # - The policy and the value network share no layers. With a common body the step of one would move the other.
 # - The values are trained on all of the rollout after the policy has moved, so they lag behind it by one step.
-# - There is no entropy bonus. The trust region alone keeps the policy from deciding too soon.
+# - There is no entropy bonus. Only the trust region limits how fast the policy becomes certain.
 #
 # ## Exercises
 #

@@ -113,7 +113,7 @@ class PPOConfig(A2CConfig):
         default=0.2, gt=0, description="How far a probability ratio may move from 1."
     )
     clip_range_decay_from: float = Field(
-        default=1.0, ge=0, le=1, description="Fraction of the run after which it falls to 0."
+        default=1.0, ge=0, le=1, description="Fraction of the run after which clip_range falls."
     )
     clip_value_loss: bool = Field(
         default=False, description="Clip how far values move, too, by the same range."

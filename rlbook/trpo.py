@@ -85,7 +85,7 @@ def fisher_product(kl: Tensor, parameters: list[nn.Parameter], damping: float) -
 
 # %% book/trpo.py · Conjugate gradients
 def conjugate_gradient(product: Product, b: Tensor, iterations: int) -> Tensor:
-    """Solve A x = b for a symmetric positive A that is known by its products alone."""
+    """Solve A x = b for a symmetric positive definite A, known by its products alone."""
     x = torch.zeros_like(b)
     residual = direction = b  # b - A x
     squared = initial = b @ b
