@@ -968,7 +968,7 @@ class A2C(Agent):
         """Return the actions of the environments as they were sampled from the policy."""
         if isinstance(self.action_space, gym.spaces.Discrete):
             return action - self.action_space.start
-        if not np.array_equal(action, self.clipped):
+        if not np.array_equal(action, self.clipped, equal_nan=True):  # `update` finds a NaN
             raise Mistake(
                 f"The actions that {self.name} observes are not those that it sampled last: "
                 "let a `copy.deepcopy` of it play elsewhere while it learns."

@@ -645,9 +645,10 @@ def gather_settings(
 ) -> tuple[str | None, dict[str, Any]]:
     """Read a config, on top of the one that its key `config` names; return its algorithm too."""
     algo, settings = read_config(name, algo)
-    if "config" not in settings:
+    base = settings.pop("config", None)
+    if base is None:
         return algo, settings
-    base, above = str(settings.pop("config")), (*above, name)
+    base, above = str(base), (*above, name)
     if is_file_name(base):
         base = str(Path(name).parent / base)
     if base in above:
