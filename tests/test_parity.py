@@ -644,7 +644,7 @@ def test_no_stored_comparison_shows_ours_behind(path: Path) -> None:
 @pytest.mark.parametrize("path", STORED, ids=[path.stem for path in STORED])
 def test_stored_comparisons_have_todays_settings(parity: ModuleType, path: Path) -> None:
     result = figures.load_result(path)
-    name = path.stem.removeprefix("parity_")
+    name = path.stem.removeprefix("parity_").removesuffix("_variants")
     if name in NEEDS:
         pytest.importorskip(NEEDS[name][0], reason="extra: peers, mujoco")
     both(parity, name)
