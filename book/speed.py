@@ -93,8 +93,8 @@ for line, parts in measured_again.items():
 # and no call took that long. The median is 10.
 #
 # And mind what one contestant does to the others. Compiling anything in a process switches off the checks
-# of `torch.distributions` for all of it, and Stable-Baselines3's PPO, which leaves them on, then takes 5 % less
-# time than its users see. So the benchmark switches them on again.
+# of `torch.distributions` for all of it, and Stable-Baselines3's PPO, which leaves them on, would then be faster
+# here than its users see. So the benchmark switches them on again.
 
 # %%
 times = [10, 11, 10, 60, 10]
@@ -141,10 +141,9 @@ for name in names:
     print(f"{name:12}{part['hidden']!s:>12}{part['batch_size']:>7}{update:10,.0f} µs{whole:13,.0f} µs")
 
 # %% [markdown]
-# With two layers of 64 units (DQN, SAC, REDQ) no part stands out: forward and backward passes are
-# about half of an update, and loss, optimiser, target update and sampling share the rest. With
-# LSTMs and convolutions the passes are three quarters of it, and with two layers of 512 units nine
-# tenths.
+# With two layers of 64 units (DQN, SAC, REDQ) forward and backward passes are between 46 and 63 % of
+# an update, and loss, optimiser, target update and sampling share the rest. With LSTMs and
+# convolutions the passes are about three quarters of it, and with two layers of 512 units nine tenths.
 #
 # ## Small networks are all overhead
 #
@@ -311,15 +310,16 @@ for name, contest in speed["peers"].items():
         print(f"    {LABELS[work][0]:24}{found['ms'][0]:6.3g}{'':15}{spread(found['speedup']):>20}{verdict}")
 
 # %% [markdown]
-# Our eager code is plain PyTorch with a fused Adam, two critics in one batched product, no
-# gradients for the critics when the actor of SAC learns, one indexing operation to sample a batch, and
-# metrics that stay tensors until a line is written.
+# Our eager code is plain PyTorch with an Adam that makes its step in one operation (`fused=True`),
+# two critics in one batched product, no gradients for the critics when the actor of SAC learns, one
+# indexing operation to sample a batch, and metrics that stay tensors until a line is written.
 #
 # SBX has the same algorithms in JAX. There the whole update, optimiser included, is one compiled
 # program, and so are twenty updates if they are asked for at once. Our switch leaves sampling,
 # optimiser and target update outside, where you can read and change them. The price is speed: SBX
-# is ahead of the compiled agents in DQN and in the updates of SAC, most of all when it makes twenty
-# of them at once. In training SAC the two are level, and in PPO the compiled agent is ahead.
+# is ahead of the compiled agents in DQN and in the update of SAC with 256 units. With 64 units the two
+# are close, until SBX makes twenty updates at once, which is three times as fast there and changes
+# nothing with 256. In training SAC they are close, too, and in PPO the compiled agent is ahead.
 #
 # Neither library has DRQN, R2D2, REDQ or DrQ-v2 in the same form. So compare their updates with
 # the bare forward and backward passes of their networks, on a batch that is ready:
