@@ -1071,8 +1071,9 @@ assert min(spread["final"]) > 400
 # Most seeds reach 500 either way, and the means do not differ clearly. What seems to change is the worst
 # case: with one ε a seed is stuck at 300 while the learning rate falls to 0, and with an ε for each
 # environment none of the twenty ends below 400. That is one seed in twenty, so it may still be chance.
-# Why a seed gets stuck, and why variety would help, was not measured; perhaps because episodes that
-# are all alike never show what another action would have led to.
+# Trained again and watched, the stuck seed keeps the pole up in its greedy episodes and lets the cart
+# drift off the track, a mistake that shows late. Why variety would help was not measured; perhaps because
+# episodes that are all alike never show what another action would have led to.
 #
 # ## Honest edges
 #
