@@ -200,8 +200,8 @@ assert padded[mask].tolist() == [1, 2, 3, 4, 5, 6]  # and back
 # Before training, an LSTM forgets fast. Its parameters are small, so its forget gate is about
 # $\sigma(0) = 0.5$. (Here $\sigma$ is the sigmoid, not a standard deviation.) Half of what it wrote
 # into its cell is left after a step, and $0.5^{10} = 0.001$ after ten. In the backward pass a
-# gradient shrinks by the same factor. `forget_bias` opens the gate: with 1 it starts at $\sigma(1) = 0.73$, and $0.73^{10} = 0.04$ is
-# left after ten steps.
+# gradient shrinks by the same factor. `forget_bias` opens the gate: with 1 it starts at
+# $\sigma(1) = 0.73$, and $0.73^{10} = 0.04$ is left after ten steps.
 
 # %%
 #| export
@@ -425,9 +425,6 @@ class RecurrentPPO(PPO):
         if state is None:
             networks, count = (self.policy, self.value_network), len(episode_start)
             return tuple(part for network in networks for part in network.initial_state(count))
-        if len(state[0]) != len(episode_start):
-            given = f"{len(state[0])}, and there are {len(episode_start)} observations"
-            raise ValueError(f"The hidden state is of a batch of {given}.")
         start = torch.from_numpy(episode_start).to(self.device)
         return reset_state(tuple(part.to(self.device) for part in state), start)
 

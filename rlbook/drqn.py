@@ -54,6 +54,9 @@ State = tuple[Tensor, ...]  # the hidden state of a network: tensors of (batch, 
 
 def reset_state(state: State, episode_start: Tensor) -> State:
     """Zero the hidden state where an episode starts."""
+    if len(state[0]) != len(episode_start):  # one of the two would be repeated without a word
+        given = f"{len(state[0])}, and there are {len(episode_start)} observations"
+        raise ValueError(f"The hidden state is of a batch of {given}.")
     return tuple(part.masked_fill(episode_start.unsqueeze(1), 0.0) for part in state)
 
 
@@ -380,9 +383,6 @@ class DRQN(Agent):
             count = len(episode_start)
             no_action = torch.zeros(count, self.preprocess.action_inputs, device=self.device)
             return *self.q_network.initial_state(count), no_action
-        if len(state[0]) != len(episode_start):
-            given = f"{len(state[0])}, and there are {len(episode_start)} observations"
-            raise ValueError(f"The hidden state is of a batch of {given}.")
         start = torch.from_numpy(episode_start).to(self.device)
         return reset_state(tuple(part.to(self.device) for part in state), start)
 

@@ -209,9 +209,6 @@ class RecurrentPPO(PPO):
         if state is None:
             networks, count = (self.policy, self.value_network), len(episode_start)
             return tuple(part for network in networks for part in network.initial_state(count))
-        if len(state[0]) != len(episode_start):
-            given = f"{len(state[0])}, and there are {len(episode_start)} observations"
-            raise ValueError(f"The hidden state is of a batch of {given}.")
         start = torch.from_numpy(episode_start).to(self.device)
         return reset_state(tuple(part.to(self.device) for part in state), start)
 
