@@ -564,11 +564,12 @@ assert not_finite({**sound, "target": [torch.tensor([0.0, math.nan])]}) == "targ
 # ## Nothing is forgotten
 #
 # A network that no checkpoint holds is the most expensive mistake in an algorithm of your own: the
-# agent trains and scores well, and the loaded one plays with fresh weights. So when an agent has
-# been built, we look through its attributes. Every network, every optimiser and every tensor with a
-# gradient must be one of the `parts`, or inside of one, and every part must be something that can be saved: it has the methods
-# `state_dict` and `load_state_dict`, as networks, optimisers and the buffers of this book have.
-# `check_algorithm` asks what a class must have before an agent can be made.
+# agent trains and scores well, and the loaded one plays with fresh weights. So when an agent has been
+# built, we look through its attributes. Every network, every optimiser and every tensor with a
+# gradient must be one of the `parts`, or inside of one, and every part must be something that can be
+# saved: it has the methods `state_dict` and `load_state_dict`, as networks, optimisers and the
+# buffers of this book have. `check_algorithm` asks what a class must have before an agent can be
+# made.
 
 # %%
 #| export
@@ -698,9 +699,8 @@ def compile_methods(agent: "Agent") -> None:
 # needs its **interface**: the spaces of observations and actions, and how many frames are stacked
 # in one picture. The interface is part of a checkpoint, as [plain data](checkpoint.ipynb). So a
 # trained agent can be loaded and asked for actions on a machine that does not have the simulator.
-# If you name another environment later, by `agent.config.env_id = ...`, `check_fits` makes sure that
-# it has the same interface.
-# Only `learn` and `evaluate` need that.
+# Only `learn` and `evaluate` need that. If you name another environment for them, by
+# `agent.config.env_id = ...`, `check_fits` makes sure that it has the same interface.
 
 # %%
 #| export

@@ -326,8 +326,9 @@ plt.show()
 # %% [markdown]
 # A logged value is written with the next line of the training, so each point on the right is 1,000
 # steps after its evaluation. From the first evaluation to the second most actions change. After that
-# few do, also where the return falls and rises again: a few actions decide it. `PolicyChange` has no `state_dict` of its own, so a resumed run would collect other observations and log other
-# numbers. (The weights would still be exact.) Exercise 1 repairs that.
+# few do, also where the return falls and rises again: a few actions decide it. `PolicyChange` has no
+# `state_dict` of its own, so a resumed run would collect other observations and log other numbers.
+# (The weights would still be exact.) Exercise 1 repairs that.
 #
 # ## Exercises
 #

@@ -885,10 +885,11 @@ plt.show()
 #
 # One run says little, so here are five seeds each on CartPole, with one part taken away at a time:
 # 30,000 steps instead of 50,000, four environments instead of five, an update every third step
-# instead of every second, and an ε that falls for 15,000 steps instead of 25,000. (Training again with one part taken away is called an *ablation*.) *No target
-# network* copies the parameters at every update. *No replay* keeps only the last 64 transitions, one
-# batch. *No exploring* plays greedily from the second step on, and the *learning rate that stays* does
-# not fall to zero in the second half.
+# instead of every second, and an ε that falls for 15,000 steps instead of 25,000. (Training again
+# with one part taken away is called an *ablation*.) *No target network* copies the parameters at
+# every update. *No replay* keeps only the last 64 transitions, one batch. *No exploring* plays
+# greedily from the second step on, and the *learning rate that stays* does not fall to zero in the
+# second half.
 #
 # Blue is the whole algorithm, black the one without the part: the line is the mean, the band its 95 %
 # interval. Below, each dot is the last evaluation of a seed, the diamond the mean of the middle three of
@@ -904,9 +905,9 @@ print(made_by(ablations))
 # %% [markdown]
 # **Exploring, replay, n-step returns and the scaled angle** all help; many of their intervals
 # overlap, so five seeds cannot rank them all. Without **exploring** the mean of the middle seeds is
-# lowest: one seed stays at a return of 10, and the best ends at 214. Without **replay** every seed reaches 500 at some point, and two of five end
-# below 170. Without **n-step returns** one seed ends at 134 and another at 402. Without **the
-# scaled angle** only one of five ends at 500.
+# lowest: one seed stays at a return of 10, and the best ends at 214. Without **replay** every seed
+# reaches 500 at some point, and two of five end below 170. Without **n-step returns** one seed ends
+# at 134 and another at 402. Without **the scaled angle** only one of five ends at 500.
 #
 # Taking **the target network** away costs almost nothing here: all five seeds end above 490. A
 # likely reason: with 10-step returns an error in the values enters the next target with the weight

@@ -85,10 +85,11 @@ plt.show()
 # %% [markdown]
 # ## One episode
 #
-# You use an environment through two methods. `reset` starts an episode and returns the first observation. `step` takes an
-# action and returns the next observation, the reward, the two flags `terminated` and `truncated`, and a
-# dictionary with anything else. (`reset` returns such a dictionary, too.) Two *spaces* say which values are
-# possible: `Discrete(2)` is the action 0 or 1, and `Box(-1, 1, (4,))` is four real numbers between −1 and 1.
+# You use an environment through two methods. `reset` starts an episode and returns the first
+# observation. `step` takes an action and returns the next observation, the reward, the two flags
+# `terminated` and `truncated`, and a dictionary with anything else. (`reset` returns such a
+# dictionary, too.) Two *spaces* say which values are possible: `Discrete(2)` is the action 0 or 1,
+# and `Box(-1, 1, (4,))` is four real numbers between −1 and 1.
 #
 # In CartPole, an observation is four numbers: the position and the velocity of the cart, and the angle and the
 # angular velocity of the pole. Action 0 pushes the cart to the left and action 1 to the right. Each step pays
@@ -968,11 +969,13 @@ print(f"mean of the first two to finish: {np.mean(means)}, truth: {(1 + 100) / 2
 assert np.mean(means) == 38.125
 
 # %% [markdown]
-# The solution is to fix *which* episodes count before any of them starts. `evaluate` numbers its episodes, seeds
-# each by its number, and plays all of them to the end: an environment that has finished one takes the next. So a
-# few environments are enough for many episodes. If they are copies of one, and the policy is not random, the
-# result does not depend on how many there are. Without `episodes` each environment plays one. A run lets up to twenty play side by side: a small network needs about as
-# long for twenty observations as for one, so this is several times as fast as one episode after another.
+# The solution is to fix *which* episodes count before any of them starts. `evaluate` numbers its
+# episodes, seeds each by its number, and plays all of them to the end: an environment that has
+# finished one takes the next. So a few environments are enough for many episodes. If they are copies
+# of one, and the policy is not random, the result does not depend on how many there are. Without
+# `episodes` each environment plays one. A run lets up to twenty play side by side: a small network
+# needs about as long for twenty observations as for one, so this is several times as fast as one
+# episode after another.
 #
 # Some environments never end. With `max_steps` an episode is cut after that many steps, with a
 # warning, because its return is then only what was earned so far. `stop` is called at each step,

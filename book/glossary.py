@@ -108,7 +108,8 @@
 # ### Greedy
 #
 # Taking the action that looks best, without exploring: the one with the largest Q-value. Where a
-# network outputs the policy, it is the likeliest action or, for continuous ones, the mean. See [Basics](basics.ipynb#greedy).
+# network outputs the policy, it is the likeliest action or, for continuous ones, the mean. See
+# [Basics](basics.ipynb#greedy).
 #
 # ### Temporal difference
 #

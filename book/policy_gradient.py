@@ -479,10 +479,11 @@ print(f"length of the mean gradient (the arrow is five times as long): {np.linal
 assert noise["whole return"] > noise["reward-to-go"] > noise["advantage"]
 
 # %% [markdown]
-# Each dot is the gradient of one episode, seen in two of its several thousand dimensions; the orange arrow is
-# five times the mean of the advantage gradients, the same in all panels. The spread, the root mean squared distance from the mean
-# over all dimensions, is in the titles. With the whole return, an episode's gradient has little to do with the
-# mean. The reward-to-go helps, and the advantage helps more.
+# Each dot is the gradient of one episode, seen in two of its several thousand dimensions; the orange
+# arrow is five times the mean of the advantage gradients, the same in all panels. The spread, the
+# root mean squared distance from the mean over all dimensions, is in the titles. With the whole
+# return, an episode's gradient has little to do with the mean. The reward-to-go helps, and the
+# advantage helps more.
 #
 # ## Generalised advantage estimation
 #
@@ -1224,10 +1225,10 @@ print(made_by(parts))
 # rollout was cut, not what the action was worth. With $\lambda = 0.95$ mostly the last 14 of the
 # 64 steps suffer from it, since $1/(1 - \gamma\lambda) = 14.5$.
 #
-# With $\lambda = 0.95$, the whole algorithm ends at an IQM of 398, but the seeds differ widely, from 97 to 482: 30,000
-# steps are too few, and the first figure shows what 100,000 bring. **Several environments** made no difference to
-# the return that five seeds could show. One environment, with rollouts of the same 512 steps, ends no worse, but each of
-# its steps is a forward pass of its own.
+# With $\lambda = 0.95$, the whole algorithm ends at an IQM of 398, but the seeds differ widely, from
+# 97 to 482: 30,000 steps are too few, and the first figure shows what 100,000 bring. **Several
+# environments** made no difference to the return that five seeds could show. One environment, with
+# rollouts of the same 512 steps, ends no worse, but each of its steps is a forward pass of its own.
 #
 # ## Beside Stable-Baselines3
 #
@@ -1244,11 +1245,11 @@ show_parity("results/parity_a2c.json")
 # The interval in the title, which [Figures](figures.ipynb) explains, holds 0: thirty seeds show no
 # difference. The first ten did show one, −48 with an interval from −94 to −4, and we found no cause
 # for it: the test also cuts episodes off, and both sides still come to the same parameters. Twenty
-# more seeds gave the answer. A bootstrap interval of ten seeds is too narrow (Student's t-test,
-# which allows for that, gave p = 0.06), and seeds differ much more than the two sides do, with mean
-# heights (of a seed's curve over all its steps) from 158 to 395 for ours and from 197 to 415 for theirs. Both sides are unsteady: at a
-# constant learning rate, a policy that balances for 500 steps is often lost again, which is why the
-# settings above let the rate fall.
+# more seeds gave the answer. A bootstrap interval of ten seeds is too narrow (Student's t-test, which
+# allows for that, gave p = 0.06), and seeds differ much more than the two sides do, with mean heights
+# (of a seed's curve over all its steps) from 158 to 395 for ours and from 197 to 415 for theirs. Both
+# sides are unsteady: at a constant learning rate, a policy that balances for 500 steps is often lost
+# again, which is why the settings above let the rate fall.
 #
 # ## Honest edges
 #
@@ -1304,8 +1305,8 @@ show_parity("results/parity_a2c.json")
 # <details>
 # <summary>Solution</summary>
 #
-# In $\delta_t + \gamma \delta_{t+1} + \gamma^2 \delta_{t+2} + \dots$ each $\gamma^{k+1} V(s_{t+k+1})$ comes once with a
-# plus and once with a minus. Only the rewards and $-V(s_t)$ remain.
+# In $\delta_t + \gamma \delta_{t+1} + \gamma^2 \delta_{t+2} + \dots$ each $\gamma^{k+1} V(s_{t+k+1})$
+# comes once with a plus and once with a minus. Only the rewards and $-V(s_t)$ remain.
 #
 # ```python
 # reward, value = torch.rand(20, 1), torch.rand(20, 1)

@@ -14,13 +14,14 @@
 # %% [markdown]
 # # REDQ: many updates for each step
 #
-# A step in the real world is expensive, a gradient step is cheap. So why not make twenty updates after
-# each step? The paper's answer: SAC's critics then learn from their own errors, since each update
-# builds on values that the last one may have made too large. *Randomized ensembled double Q-learning* (REDQ) keeps ten critics instead
-# of two, and uses a random pair of them in each target. You build it here from [SAC](sac.ipynb) in a
-# few lines. The figure compares three agents on Pendulum: a smaller REDQ with five critics, the same
-# with two critics, and SAC. The first two make ten updates for each environment step, SAC one; this
-# number is called the update-to-data ratio (UTD).
+# A step in the real world is expensive, a gradient step is cheap. So why not make twenty updates
+# after each step? The paper's answer: SAC's critics then learn from their own errors, since each
+# update builds on values that the last one may have made too large.
+# *Randomized ensembled double Q-learning* (REDQ) keeps ten critics instead of two, and uses a random
+# pair of them in each target. You build it here from [SAC](sac.ipynb) in a few lines. The figure
+# compares three agents on Pendulum: a smaller REDQ with five critics, the same with two critics, and
+# SAC. The first two make ten updates for each environment step, SAC one; this number is called the
+# update-to-data ratio (UTD).
 
 # %% tags=["hide-input"]
 #| export

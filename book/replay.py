@@ -145,10 +145,10 @@ assert autocorrelation(angles, 1) > 0.8
 assert abs(autocorrelation(drawn, 1)) < 0.1
 
 # %% [markdown]
-# What does that do to a gradient, which is a mean over a batch? As a stand-in for the gradient, take the
-# angle: how noisy is its mean over a batch? The mean of $B$ independent values has $1/B$ of the variance of one value. So the
-# variance of one value, divided by the variance of the batch mean, is the number of independent
-# values that the batch is worth.
+# What does that do to a gradient, which is a mean over a batch? As a stand-in for the gradient, take
+# the angle: how noisy is its mean over a batch? The mean of $B$ independent values has $1/B$ of the
+# variance of one value. So the variance of one value, divided by the variance of the batch mean, is
+# the number of independent values that the batch is worth.
 
 
 # %%
@@ -605,10 +605,11 @@ assert error[8][-1] < error[4][-1] < error[2][-1] < error[1][-1]
 assert error[16][-1] > error[8][-1]
 
 # %% [markdown]
-# Each curve is the mean over 200 walkers. With $n = 1$ the reward at an end moves inwards by one state
-# per visit. With $n = 8$ it reaches every state of the walker's last eight steps at once. But a long window also collects the noise of many steps: $n = 16$
-# falls as fast at first, but its error stays higher. Which n is good depends on the task, so it is a
-# setting of each agent (`n_step` in DQN).
+# Each curve is the mean over 200 walkers. With $n = 1$ the reward at an end moves inwards by one
+# state per visit. With $n = 8$ it reaches every state of the walker's last eight steps at once. But a
+# long window also collects the noise of many steps: $n = 16$ falls as fast at first, but its error
+# stays higher. Which n is good depends on the task, so it is a setting of each agent (`n_step` in
+# DQN).
 #
 # ## When to learn
 #

@@ -657,10 +657,11 @@ plt.show()
 
 # %% [markdown]
 # One iteration is the plain gradient, stretched to the bound. With damping, the natural gradient
-# gains more within the same bound, and three iterations bring most of it. With hardly any, the
-# gain rises up to five iterations, where it is larger than any with damping, and then falls. A
-# likely reason for the fall: with more iterations the solution relies on directions about which the batch says almost nothing, the bowl is a bad approximation there, and
-# the line search has to shorten the step.
+# gains more within the same bound, and three iterations bring most of it. With hardly any, the gain
+# rises up to five iterations, where it is larger than any with damping, and then falls. A likely
+# reason for the fall: with more iterations the solution relies on directions about which the batch
+# says almost nothing, the bowl is a bad approximation there, and the line search has to shorten the
+# step.
 #
 # ## Does it compute the right values?
 #
@@ -789,10 +790,10 @@ print(made_by(parts))
 show_parity("results/parity_trpo.json")
 
 # %% [markdown]
-# The interval in the title, which [Figures](figures.ipynb) explains, holds 0: ten seeds show no difference. The
-# seeds of each side differ widely, with mean heights (of a seed's curve over all its steps) from 206 to 491 for ours and from 240 to 468 for theirs. At
-# the last evaluation the lowest are 482 and 339. On both sides a policy that balances for 500 steps is often lost
-# again.
+# The interval in the title, which [Figures](figures.ipynb) explains, holds 0: ten seeds show no
+# difference. The seeds of each side differ widely, with mean heights (of a seed's curve over all its
+# steps) from 206 to 491 for ours and from 240 to 468 for theirs. At the last evaluation the lowest
+# are 482 and 339. On both sides a policy that balances for 500 steps is often lost again.
 #
 # ## Honest edges
 #
