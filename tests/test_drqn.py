@@ -236,6 +236,49 @@ def test_padded_steps_change_neither_loss_nor_gradient() -> None:
     assert torch.equal(gradients[0], gradients[1])
 
 
+def update_from_memory(online: Any, target: Any, optimizer: Any, batch: Chunks) -> None:
+    """Write DRQN's update as a reader would who has closed the chapter: step by step, in loops."""
+    state = tuple(batch.state.chunk(2, dim=1))
+    q = cell_loop(online, batch.obs, state, batch.episode_start)
+    with torch.no_grad():
+        q_target = cell_loop(target, batch.obs, state, batch.episode_start)
+    loss, steps = torch.zeros(()), 0
+    for t, b in batch.mask.nonzero().tolist():
+        later = int(batch.bootstrap[t, b])
+        best = q[later, b].argmax()  # Double: the online network chooses
+        y = batch.reward[t, b].clone()
+        if not batch.terminated[t, b]:
+            y += batch.discount[t, b] * q_target[later, b, best]
+        loss = loss + (q[t, b, batch.action[t, b]] - y) ** 2
+        steps += 1
+    optimizer.zero_grad()
+    (loss / steps).backward()
+    nn.utils.clip_grad_norm_(online.parameters(), 0.5)
+    optimizer.step()
+    with torch.no_grad():
+        for slow, fast in zip(target.parameters(), online.parameters(), strict=True):
+            slow += 0.1 * (fast - slow)
+
+
+def test_updates_are_those_that_a_reader_writes_from_memory() -> None:
+    settings: dict[str, Any] = {"hidden": (8,), "lstm_units": 6, "batch_size": 12, "n_step": 3}
+    settings |= {"lr": 0.01, "max_grad_norm": 0.5, "tau": 0.1, "target_update_interval": 1}
+    agent = DRQN("CartPole-v1", **settings, seed=2, learning_starts=10_000, eval_every=0)
+    agent.learn(400, progress=False)
+    online, target = copy.deepcopy((agent.q_network, agent.target_network))
+    optimizer = torch.optim.Adam(online.parameters(), lr=0.01)
+    before = parameters(agent)
+    for _ in range(4):
+        batch = agent.sample()
+        assert not batch.mask.all()
+        agent.update(batch)
+        update_from_memory(online, target, optimizer, batch)
+    assert (parameters(agent) - before).abs().max() > 0.02
+    for ours, theirs in ((agent.q_network, online), (agent.target_network, target)):
+        for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("algorithm", RECURRENT)
 def test_garbage_in_padded_steps_changes_no_update(algorithm: type[DRQN]) -> None:
     weights = []
